@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from datetime import datetime
 from itertools import groupby
@@ -20,7 +20,6 @@ from dspyer.record import Record
 logger = logging.getLogger("dspyer")
 
 CORRECTED = "corrected"
-"""The column with the fields that were corrected."""
 
 
 def dataset(
@@ -70,13 +69,11 @@ def dataset(
     if not isinstance(given, Archive):
         kind = with_article(type(given).__name__)
         raise TypeError(f"dataset takes an Archive, and got {brief(given)}, {kind}: write dspyer.Archive(store)")
-    wanted = {info.run_id for info in _listed(archive, graph=graph, since=since, until=until, status="completed")}
-    by_thread: dict[str, list[RunInfo]] = {}
-    for info in reversed([*_listed(archive, since=since)]):  # corrections are runs, too, and may have come later
-        by_thread.setdefault(info.thread, []).append(info)
-    found: list[tuple[float, dspy.Example]] = []
-    left_out = 0
-    for name, infos in by_thread.items():
+    listed = _listed(archive, graph=graph, since=since, until=until, status="completed")
+    wanted = {info.run_id: info.thread for info in listed}
+    found, left_out = list[tuple[float, dspy.Example]](), 0
+    for name in dict.fromkeys(wanted.values()):
+        infos = _listed(archive, thread=name, since=since)  # corrections are runs, too, and may have come later
         for records in _with_edits(archive, name, infos, wanted):
             _check(records[0], gold)
             example = _example(records, gold)
@@ -102,21 +99,22 @@ def _listed(archive: Archive, **chosen: Any) -> Iterator[RunInfo]:
         yield from page
 
 
-def _with_edits(archive: Archive, name: str, infos: Sequence[RunInfo], wanted: set[str]) -> Iterator[list[Record]]:
+def _with_edits(
+    archive: Archive, name: str, infos: Iterable[RunInfo], wanted: Container[str]
+) -> Iterator[list[Record]]:
     """The wanted runs of a thread, the oldest first, each with the edits that came before the next one."""
     found: list[Record] = []
     with suppress(ThreadError):  # the thread was deleted meanwhile
         thread = archive.thread(name)
-        for _, same in groupby(infos if any(info.run_id in wanted for info in infos) else (), lambda one: one.started):
+        for _, same in groupby(reversed([*infos]), lambda one: one.started):
             # In one millisecond, the order of lists is any; the labels of a thread count its runs.
             for record in sorted([thread.record(one.run_id) for one in same], key=lambda one: (len(one.id), one.id)):
-                is_edit = any(step.kind == "edit" for step in record.steps[:1])
-                if found and is_edit:
+                if not any(step.kind == "edit" for step in record.steps[:1]):
+                    if found:
+                        yield found
+                    found = [record] if record.run_id in wanted else []
+                elif found:
                     found.append(record)
-                    continue
-                if found:
-                    yield found
-                found = [record] if record.run_id in wanted and not is_edit else []
     if found:
         yield found
 

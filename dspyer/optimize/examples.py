@@ -13,25 +13,32 @@ from dspyer import CompiledGraph
 from dspyer.errors import InputError, brief, with_article
 from dspyer.graph.spec import check_inputs
 from dspyer.lm.not_public import INPUT_KEYS
+from dspyer.optimize.field_metric import FieldMetric
 
 Item = TypeVar("Item")
 Made = TypeVar("Made")
 
 
-def validate_examples(program: dspy.Module, examples: Sequence[Any], name: str) -> None:
-    """Refuse examples with which a program cannot be called. DSPy scores each such run 0, and goes on.
+def validate(program: Any, metric: Any, who: str = "", **named: Sequence[Any]) -> None:
+    """Refuse what a program cannot be run and judged with. DSPy scores each such run 0, and goes on.
 
     Args:
         program: the program; only the inputs of a compiled graph are known before it runs.
-        examples: the examples.
-        name: what the user calls them, `"trainset"` or `"valset"`.
+        metric: the metric; one by field must fit the program and the examples.
+        who: the function that takes nothing but programs and metrics by field; "" for an optimizer.
+        named: the examples, by what the user calls them: `trainset`, `devset`.
 
     Raises:
-        TypeError: if one is no `dspy.Example`.
-        ValueError: if one has no inputs, or not those of the graph.
+        TypeError: if an example is no `dspy.Example`; for another program or metric, if `who` is given.
+        ValueError: if one has no inputs, or not those of the graph, or if the metric does not fit.
     """
-    for index, example in enumerate(examples):
-        where = f"{name}[{index}]"
+    if who and not isinstance(program, dspy.Module):
+        kind, form = with_article(type(program).__name__), f"{who}(program, {', '.join(named)}, metric)"
+        raise TypeError(f"{who} takes a program, and got {kind}: call {form}")
+    if who and not isinstance(metric, FieldMetric):
+        raise TypeError(f"{who} takes a metric by field, as optimize.by_field makes it, and got {brief(metric)}")
+    every = [(f"{name}[{at}]", one) for name, examples in named.items() for at, one in enumerate(examples)]
+    for where, example in every:
         if not isinstance(example, dspy.Example):
             kind = with_article(type(example).__name__)
             raise TypeError(f"{where} is {kind}: give dspy.Example(**values).with_inputs(...), not {brief(example)}")
@@ -44,6 +51,8 @@ def validate_examples(program: dspy.Module, examples: Sequence[Any], name: str) 
                 check_inputs(program.graph, example.inputs().keys())
             except InputError as error:
                 raise InputError(f"{where}: {error}") from None
+    if isinstance(metric, FieldMetric):
+        metric.validate(program, [example for _, example in every])
 
 
 def in_threads(function: Callable[[Item], Made], items: Iterable[Item], threads: int | None = None) -> list[Made]:

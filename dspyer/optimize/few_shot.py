@@ -6,7 +6,7 @@ import logging
 import random
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import dspy
 from tqdm import tqdm  # type: ignore[import-untyped]
@@ -14,7 +14,7 @@ from tqdm import tqdm  # type: ignore[import-untyped]
 from dspyer.errors import StoreError, brief
 from dspyer.extend import freeze, same
 from dspyer.lm.not_public import Hasher
-from dspyer.optimize.examples import validate_examples
+from dspyer.optimize.examples import validate
 from dspyer.optimize.field_metric import FieldMetric
 from dspyer.optimize.gold_run import Carried, PredictorCall, Sheet, faults, observe
 
@@ -127,8 +127,7 @@ class FewShot(dspy.BootstrapFewShot):
             ('north', 2)
         """
         trainset = list(trainset)
-        validate_examples(student, trainset, "trainset")
-        self._field_metric.validate(student, trainset)
+        validate(student, self._field_metric, trainset=trainset)
         self.error_count = 0
         tuned: dspy.Module = super().compile(student, teacher=teacher, trainset=trainset)
         return tuned
@@ -138,7 +137,7 @@ class FewShot(dspy.BootstrapFewShot):
     def _bootstrap(self, *, max_bootstraps: int | None = None) -> None:
         """Run the teacher on the examples, until every predictor has its demonstrations."""
         wanted = max_bootstraps or self.max_bootstrapped_demos
-        pools: dict[str, list[_Demo]] = {name: [] for name in self.name2predictor}
+        pools: dict[str, list[tuple[bool, bool, frozenset[str], dspy.Example]]] = {n: [] for n in self.name2predictor}
         situations: Counter[frozenset[str]] = Counter()
         full = 0
         used: set[int] = set()
@@ -155,10 +154,10 @@ class FewShot(dspy.BootstrapFewShot):
             situations[situation] += 1
             demos = _demos(sheet, is_full)
             for name in demos.keys() & pools.keys():
-                pools[name].append(demos[name]._replace(aided=replaced, situation=situation))
+                pools[name].append((demos[name][1], replaced, situation, demos[name][0]))
                 used.add(index)
         self.name2traces = {
-            name: [one.demo for one in sorted(pool, key=lambda one: one.order(situations))]
+            name: [demo for *_, demo in sorted(pool, key=lambda one: (*one[:2], situations[one[2]]))]
             for name, pool in pools.items()
         }
         self.validation = [example for index, example in enumerate(self.trainset) if index not in used]
@@ -169,16 +168,15 @@ class FewShot(dspy.BootstrapFewShot):
 
     def _gold_run(self, example: dspy.Example) -> Sheet:
         """The gold run of the teacher on an example, which is no demonstration for itself."""
-        predictors = [predictor for _, predictor in self.teacher.named_predictors()]
-        kept = [predictor.demos for predictor in predictors]
+        kept = [(predictor, predictor.demos) for _, predictor in self.teacher.named_predictors()]
         try:
-            for predictor, demos in zip(predictors, kept, strict=True):
+            for predictor, demos in kept:
                 predictor.demos = [one for one in demos if one != example]
             with dspy.context(**self.teacher_settings):
                 metric, again = self._field_metric, self.rollouts
                 return observe(self.teacher, example, metric, metric.gold_keys, again=again, after_checks=True)
         finally:
-            for predictor, demos in zip(predictors, kept, strict=True):
+            for predictor, demos in kept:
                 predictor.demos = demos
 
     def _note_error(self, example: dspy.Example, error: Exception) -> None:
@@ -200,52 +198,35 @@ def _is_right(metric: FieldMetric, example: dspy.Example, sheet: Sheet) -> bool:
     return bool(metric(example, sheet.prediction) >= 1)
 
 
-class _Demo(NamedTuple):
-    """A demonstration of a predictor.
+def _demos(sheet: Sheet, is_full: bool) -> dict[str, tuple[dspy.Example, bool]]:
+    """A demonstration for each predictor: of the steps whose values are right, or of all others of a full run.
 
-    Attributes:
-        demo: the inputs and outputs of one step.
-        misled: whether it is known that something was wrong in what was read for it.
-        aided: whether gold was put in in its run.
-        situation: the culprits of its run.
+    With each stands whether it is known that something was wrong in what was read for it.
     """
-
-    demo: dspy.Example
-    misled: bool
-    aided: bool = False
-    situation: frozenset[str] = frozenset()
-
-    def order(self, situations: Mapping[frozenset[str], int]) -> tuple[bool, bool, int]:
-        """The demonstrations with the smallest of these come first; `situations` counts the runs."""
-        return self.misled, self.aided, situations[self.situation]
-
-
-def _demos(sheet: Sheet, is_full: bool) -> dict[str, _Demo]:
-    """A demonstration for each predictor: of the steps whose values are right, or of all others of a full run."""
-    verdicts: dict[int, set[str]] = {}  # by id of the outputs, which the sheet keeps
-    steps: dict[int, PredictorCall] = {}
-    of_misled, carried = set[int](), Carried(sheet)
+    steps: dict[int, PredictorCall] = {}  # by id of the outputs, which the sheet keeps
+    facts: dict[int, set[str]] = {}  # the verdicts on its values, and "misled"
+    carried = Carried(sheet)
     for value in sheet.values:
         verdict = "wrong" if (value.scope, value.commit) in sheet.problems else value.verdict
         # What a reducer has made of the values of several nodes is judged as a whole.
         for one in [*(part for part in value.reads if part.folds), value] if value.kind == "graph" else [value]:
             for step in one.steps:
-                verdicts.setdefault(id(step.outputs), set()).add(verdict)
                 steps[id(step.outputs)] = step
                 # What a correction corrects is wrong, and is told to be so.
                 read = [known for known in one.reads if one.kind != "fix" or known.field != one.field]
-                of_misled |= {id(step.outputs)} if any(carried.by(known) is None for known in read) else set()
-    found: dict[str, list[_Demo]] = {}
+                misled = {"misled"} if any(carried.by(known) is None for known in read) else set()
+                facts.setdefault(id(step.outputs), set()).update({verdict} | misled)
+    found: dict[str, list[tuple[dspy.Example, bool]]] = {}
     for key, step in steps.items():
-        if "wrong" not in verdicts[key] and ("right" in verdicts[key] or is_full):
+        if "wrong" not in facts[key] and ("right" in facts[key] or is_full):
             demo = dspy.Example(augmented=True, **step.inputs, **step.outputs)
-            found.setdefault(step.predictor, []).append(_Demo(demo, key in of_misled))
-    return {name: _one_of([one for one in demos if not one.misled] or demos) for name, demos in found.items()}
+            found.setdefault(step.predictor, []).append((demo, "misled" in facts[key]))
+    return {name: _one_of([one for one in demos if not one[1]] or demos) for name, demos in found.items()}
 
 
-def _one_of(demos: Sequence[_Demo]) -> _Demo:
+def _one_of(demos: Sequence[tuple[dspy.Example, bool]]) -> tuple[dspy.Example, bool]:
     """One of several, as `dspy.BootstrapFewShot` chooses it."""
     if len(demos) == 1:
         return demos[0]
-    chance = random.Random(Hasher.hash(tuple(one.demo for one in demos)))
+    chance = random.Random(Hasher.hash(tuple(demo for demo, _ in demos)))
     return chance.choice(demos[:-1]) if chance.random() < 0.5 else demos[-1]

@@ -19,9 +19,9 @@ from gepa.strategies.component_selector import RoundRobinReflectionComponentSele
 
 from dspyer.display import ShownTable, count_of
 from dspyer.errors import always_raised, error_text, refuses_removed, shows_removed
-from dspyer.extend import using
+from dspyer.extend import Layer, using
 from dspyer.lm.not_public import CALLERS, COUNT_CALLS, METRIC, TRACE, FailedPrediction
-from dspyer.optimize.examples import in_threads, validate_examples
+from dspyer.optimize.examples import in_threads, validate
 from dspyer.optimize.field_metric import FieldMetric
 from dspyer.optimize.gold_layer import GoldLayer, ItemLayer
 from dspyer.optimize.gold_run import Carried, Fault, Sheet, Value, faults, is_read, observe
@@ -119,14 +119,7 @@ def in_turn(state: Any, index: int, candidate: Mapping[str, str], allowed: Colle
 
 @dataclass(slots=True)
 class Case:
-    """An example of a minibatch.
-
-    Attributes:
-        trajectory: what DSPy knows of its run.
-        run: what the nodes have written in it.
-        gold: the same in the gold run; None if none was made.
-        faults: what is wrong by itself.
-    """
+    """An example of a minibatch: what DSPy knows of its run, its sheets, and what is wrong by itself."""
 
     trajectory: Mapping[str, Any]
     run: Sheet
@@ -177,7 +170,7 @@ class GoldSelector:
                 return self._metric(example, pred, trace, pred_name, pred_trace)
             return dspy.Prediction(score=float(self._metric(example, pred)), feedback=known[1])
         except Exception as error:  # DSPy scores it 0, and says so in a log alone
-            self._stats.error = f"{type(error).__name__}: {error_text(error)}"
+            self._note(error)
             raise
 
     def on_evaluation_end(self, event: Mapping[str, Any]) -> None:
@@ -200,10 +193,9 @@ class GoldSelector:
                 self._stats.of(name).kept += 1
 
     def __call__(
-        self, state: Any, trajectories: list[Any], subsample_scores: list[float], candidate_idx: int, candidate: Any
+        self, state: Any, trajectories: list[Any], _scores: list[float], candidate_idx: int, candidate: Any
     ) -> list[str]:
         """The names of the components to edit."""
-        del subsample_scores
         self._told.clear()
         cases = self._cases(trajectories)
         self._make_gold_runs(state, cases)
@@ -245,7 +237,7 @@ class GoldSelector:
             except Exception as error:
                 if always_raised(error):
                     raise
-                self._note(error)
+                self._note(error, failed=1)
         return found
 
     def _make_gold_runs(self, state: Any, cases: Sequence[Case]) -> None:
@@ -259,15 +251,15 @@ class GoldSelector:
         for case, gold in zip(wanted, in_threads(make, wanted, self._threads), strict=True):
             case.gold = gold
             if gold.error is not None:
-                self._note(gold.error)
+                self._note(gold.error, failed=1)
         getattr(state, COUNT_CALLS)(len(wanted))
         self._stats.gold_runs += len(wanted)
 
-    def _note(self, error: Exception) -> None:
-        """Counts what a run or a metric has raised."""
-        self._stats.failed += 1
+    def _note(self, error: Exception, failed: int = 0) -> None:
+        self._stats.failed += failed
         self._stats.error = f"{type(error).__name__}: {error_text(error)}"
-        logger.warning("optimize.GEPA: a run has no known culprits", exc_info=error)
+        if failed:
+            logger.warning("optimize.GEPA: a run has no known culprits", exc_info=error)
 
     def _count(self, case: Case) -> None:
         """Counts what is right given right inputs, and whether gold has helped those that read it (rule 8)."""
@@ -450,20 +442,19 @@ class GEPA(dspy.GEPA):
                 "optimize.GEPA: there is nothing to edit: the program has no predictor, or all of its modules are "
                 "frozen, as an optimizer leaves what it compiled; with add_node(..., frozen=False) it is edited again"
             )
-        validate_examples(student, trainset, "trainset")
-        validate_examples(student, valset or [], "valset")
-        self._stats = GEPAStats({name: PredictorTuning(name) for name in names})
         metric, lm = getattr(self, METRIC), self.reflection_lm
+        validate(student, metric, trainset=trainset, valset=valset or [])
+        self._stats = GEPAStats({name: PredictorTuning(name) for name in names})
+        layers: tuple[Layer, ...] = ()
         own = copy.copy(self)  # DSPy's `compile` is given other parts; this object may compile in several threads
-        if isinstance(metric, FieldMetric):  # DSPy scores 0 what a metric raises, and goes on
-            metric.validate(student, [*trainset, *(valset or [])])
-        if not isinstance(metric, FieldMetric) or self.component_selector != "culprits":
-            own.component_selector = "round_robin" if self.component_selector == "culprits" else self.component_selector
-            return dspy.GEPA.compile(own, student, trainset=trainset, teacher=teacher, valset=valset)
-        if isinstance(lm, dspy.BaseLM):  # the number of each proposal is set on a copy
-            lm = own.reflection_lm = lm.copy(temperature=lm.kwargs.get("temperature") or 1.0)
-        selector = own.component_selector = GoldSelector(metric, self._stats, lm, self.num_threads)
-        setattr(own, METRIC, selector.judge)
-        own.gepa_kwargs = {**self.gepa_kwargs, "callbacks": [*(self.gepa_kwargs.get("callbacks") or ()), selector]}
-        with using(GoldLayer(selector.sheet), ItemLayer()):
+        if self.component_selector == "culprits" and not isinstance(metric, FieldMetric):
+            own.component_selector = "round_robin"
+        elif self.component_selector == "culprits":
+            if isinstance(lm, dspy.BaseLM):  # the number of each proposal is set on a copy
+                lm = own.reflection_lm = lm.copy(temperature=lm.kwargs.get("temperature") or 1.0)
+            selector = own.component_selector = GoldSelector(metric, self._stats, lm, self.num_threads)
+            setattr(own, METRIC, selector.judge)
+            own.gepa_kwargs = {**self.gepa_kwargs, "callbacks": [*(self.gepa_kwargs.get("callbacks") or ()), selector]}
+            layers = GoldLayer(selector.sheet), ItemLayer()
+        with using(*layers):
             return dspy.GEPA.compile(own, student, trainset=trainset, teacher=teacher, valset=valset)

@@ -22,12 +22,12 @@ from typing import Any, NamedTuple
 import dspy
 
 from dspyer import Replace
-from dspyer.errors import RunStoppedError, brief, shows_removed, with_article
+from dspyer.errors import RunStoppedError, shows_removed
 from dspyer.events import TraceStep
 from dspyer.extend import Address, Call, Node, Output, freeze, part_id, same, thaw, using, whole_execution
 from dspyer.lm.not_public import TRACE
 from dspyer.lm.tracing import original_id
-from dspyer.optimize.examples import validate_examples
+from dspyer.optimize.examples import validate
 from dspyer.optimize.field_functions import NO_GOLD, FieldResult, wrong_text
 from dspyer.optimize.field_metric import FieldMetric, graphs_in
 from dspyer.optimize.gold_layer import GoldLayer, ItemLayer
@@ -742,7 +742,7 @@ def culprits(program: dspy.Module, example: dspy.Example, metric: FieldMetric) -
         >>> print(culprits(program, dspy.Example(text="high tide", words=2, long=False).with_inputs("text"), metric))
         100 % count (not tunable): `words` is 9, expected 2.
     """
-    check_arguments("culprits", program, [example], metric)
+    validate(program, metric, "culprits", example=[example])
     run = observe(program, example, metric)
     gold = observe(program, example, metric, metric.gold_keys) if is_read(run, metric.gold_keys) else None
     for one in (run, gold):
@@ -764,14 +764,3 @@ def culprits(program: dspy.Module, example: dspy.Example, metric: FieldMetric) -
         tuple([name for name in ordered if name not in tunable]),
         {name: tuple(texts[name]) for name in ordered},
     )
-
-
-def check_arguments(who: str, program: Any, examples: Sequence[Any], metric: Any) -> None:
-    """Refuses what an experiment cannot be made with, before anything is called."""
-    if not isinstance(program, dspy.Module):
-        form = "culprits(program, example, metric)" if who == "culprits" else f"{who}(program, examples, metric)"
-        raise TypeError(f"{who} takes a program, and got {with_article(type(program).__name__)}: call {form}")
-    if not isinstance(metric, FieldMetric):
-        raise TypeError(f"{who} takes a metric by field, as optimize.by_field makes it, and got {brief(metric)}")
-    validate_examples(program, examples, "example" if who == "culprits" else "devset")
-    metric.validate(program, examples)

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from threading import Lock
 from typing import Any
 
 import dspy
@@ -13,9 +12,9 @@ import dspy
 from dspyer.display import ShownTable, count_of
 from dspyer.errors import error_text
 from dspyer.lm.not_public import TRACKER, UsageTracker
-from dspyer.optimize.examples import in_threads
+from dspyer.optimize.examples import in_threads, validate
 from dspyer.optimize.field_metric import FieldMetric
-from dspyer.optimize.gold_run import Sheet, check_arguments, is_read, observe
+from dspyer.optimize.gold_run import Sheet, is_read, observe
 
 
 @dataclass(slots=True)
@@ -116,7 +115,7 @@ def headroom(program: dspy.Module, devset: Sequence[dspy.Example], metric: Field
         long    0.00                1.00                  1.00               0
     """
     examples = list(devset)
-    check_arguments("headroom", program, examples, metric)
+    validate(program, metric, "headroom", devset=examples)
     if not examples:
         raise ValueError("headroom: the devset is empty: give it some examples with gold")
     keys = metric.gold_keys
@@ -130,7 +129,7 @@ def headroom(program: dspy.Module, devset: Sequence[dspy.Example], metric: Field
     calls = _Calls()
     with dspy.context(**{TRACKER: calls}):
         found = in_threads(experiment, examples)
-    return _findings(metric, examples, found, calls.count)
+    return _findings(metric, examples, found, len(calls.made))
 
 
 class _Calls(UsageTracker):
@@ -138,14 +137,10 @@ class _Calls(UsageTracker):
 
     def __init__(self) -> None:
         super().__init__()
-        self.count = 0
-        self._lock = Lock()
+        self.made: list[Any] = []  # from any thread
 
     def add_usage(self, lm: str, usage_entry: dict[str, Any]) -> None:
-        """Hears of one response."""
-        del lm, usage_entry
-        with self._lock:
-            self.count += 1
+        self.made.append((lm, usage_entry))
 
 
 Made = tuple[Sheet, Mapping[str, Sheet]]
@@ -170,9 +165,8 @@ def _findings(metric: FieldMetric, examples: Sequence[dspy.Example], found: Sequ
 
     right = [is_right(at, run) for at, (run, _) in enumerate(found)]
     room = Headroom(sum(right) / len(found), {}, len(found), calls, metric.goal)
-    for at, (run, _) in enumerate(found):
-        if run.error is not None:
-            room.failed[at] = f"{type(run.error).__name__}: {error_text(run.error)}"
+    errors = {at: run.error for at, (run, _) in enumerate(found) if run.error is not None}
+    room.failed = {at: f"{type(error).__name__}: {error_text(error)}" for at, error in errors.items()}
     for key in metric.metrics:
         one = room.fields[key] = FieldRoom(_share(key, [run for run, _ in found]))
         if key in metric.gold_keys:
