@@ -536,8 +536,8 @@ FAULTS: tuple[Fault, ...] = (
     Fault(
         name="gold_put_in_whatever_was_written",
         file="dspyer/optimize/gold_run.py",
-        old='wrong = any(one.verdict == "wrong" for one in values) and values[0].key in self._replaces',
-        new="wrong = values[0].key in self._replaces",
+        old='wrong = any(one.verdict == "wrong" for one in values) and values[0].key in self.replaces',
+        new="wrong = values[0].key in self.replaces",
         loss="a gold run puts gold in the place of right values, too: runs that gave demonstrations give none",
         tests=("tests/optimize/test_few_shot.py", "tests/optimize"),
     ),

@@ -20,7 +20,7 @@ from dspyer.layers.layer import layers_around
 from dspyer.lm.tracing import Steps, append_to_trace, execute_attempt, step_count, take_steps
 
 if TYPE_CHECKING:
-    from dspyer.optimize.gold_run import Sheet, Visit
+    from dspyer.optimize.gold_run import Sheet, Watched
 
 ROLLOUT_STRIDE = 10**6
 """Times that of later attempts (`lm.requests.STRIDE`): so that what is asked again has other rollout ids."""
@@ -102,7 +102,7 @@ class GoldLayer(Layer):
         return replaced._replace(exchange=output.exchange)
 
     def _ask_again(
-        self, sheet: Sheet, visit: Visit, inner: Inner, first: Output, judged: Any
+        self, sheet: Sheet, visit: Watched, inner: Inner, first: Output, judged: Any
     ) -> Script[tuple[Output, Any]]:
         """The first right output of a node that is asked again, with its values; that of its call if none is right.
 

@@ -121,7 +121,7 @@ class Value:
         return "" if self.result is None else wrong_text(self.output, self.value, self.result, self.gold)
 
 
-class Visit(NamedTuple):
+class Watched(NamedTuple):
     """A call of a node in a run that is watched: the run, the execution, and the path of the node."""
 
     call: Call
@@ -226,11 +226,11 @@ class Sheet:
             self._callers[root], self._prefixes[root] = caller, self._graphs.get(id(run.program), ())
             return root
 
-    def enter(self, root: str, call: Call) -> Visit:
+    def enter(self, root: str, call: Call) -> Watched:
         """Notes the node of an execution before it is called: the runs inside of it ask for its path."""
         scope, execution = (root, call.runner.session.scope), call.context.delegate.execution
         path = self._paths[scope, execution] = (*self._around(scope), call.node)
-        return Visit(call, scope, execution, path)
+        return Watched(call, scope, execution, path)
 
     def made_item(self, root: str, call: Call) -> None:
         """Notes the steps of an item of a map, which has been called."""
@@ -241,7 +241,7 @@ class Sheet:
         root, around = scope
         return self._paths[(root, around[:-1]), whole_execution(around[-1])] if around else self._prefixes[root]
 
-    def judged(self, visit: Visit, node: Node, output: Output) -> list[list[Value]]:
+    def judged(self, visit: Watched, node: Node, output: Output) -> list[list[Value]]:
         """The values that a node has written, judged if the example is known: a list per field, of items of a map."""
         call, place = visit.call, visit[1:]
         graph = call.runner.session.graph
@@ -267,12 +267,12 @@ class Sheet:
             self._add([Value(*place, "", "", None, output.after, leads=True)])
         return found
 
-    def failed(self, visit: Visit, output: Output) -> None:
+    def failed(self, visit: Watched, output: Output) -> None:
         """Adds the failure of a node after which the run goes on: no metric judges it, but it has led to a handler."""
         field = next(iter(output.patch), "")
         self._add([Value(*visit[1:], field, field, output.failure, output.after, "failure", leads=True)])
 
-    def checked(self, visit: Visit, output: Output) -> dict[str, Any]:
+    def checked(self, visit: Watched, output: Output) -> dict[str, Any]:
         """Notes what a check has found, which is no value of the program; returns the gold that has waited for it."""
         session = visit.call.runner.session
         check = session.graph.rejecting[visit.call.node]
@@ -282,7 +282,7 @@ class Sheet:
         found = [values for place in before if not refused for values in self._unchecked.pop(place, ())]
         return self._gold_in(session.graph, found)
 
-    def written(self, visit: Visit, found: Sequence[Sequence[Value]]) -> dict[str, Any]:
+    def written(self, visit: Watched, found: Sequence[Sequence[Value]]) -> dict[str, Any]:
         """Adds what a node has written; returns the updates with gold for what is wrong, by field."""
         graph = visit.call.runner.session.graph
         self._add([one for values in found for one in values])
