@@ -14,7 +14,7 @@ import dspy
 
 from dspyer import CompiledGraph, Run
 from dspyer.errors import brief, list_names, suggestion
-from dspyer.optimize.field_functions import Equals, FieldFunction, FieldResult, metric_problems, wrong_text
+from dspyer.optimize.field_functions import NO_GOLD, Equals, FieldFunction, FieldResult, metric_problems, wrong_text
 
 logger = logging.getLogger("dspyer")
 
@@ -231,12 +231,17 @@ class FieldMetric:
                 logger.warning("by_field: a prediction has no field %r, which scores 0; it has %s.%s", key, names, hint)
             return None, FieldResult(0.0, f"The program gave no `{field}`; this step may be the cause.")
         value = pred[field] if field in pred or run is None else run.state[field]
+        return value, self._judge(key, example, value, self._state(key, pred))
+
+    def _state(self, key: str, pred: dspy.Prediction) -> Any:
+        """The state where the value in the end was written; the prediction itself if the metric takes none."""
         state: Any = pred
-        if run is not None and self._functions[key].takes_state:
-            state = run.state
-            with suppress(LookupError):  # it was given, or an earlier run of the thread has written it
-                state = run.at(run.blame((field,)).id)
-        return value, self._judge(key, example, value, state)
+        with suppress(LookupError):  # no graph has given it; or it was given, or an earlier run has written it
+            if self._functions[key].takes_state:
+                run = Run.of(pred)
+                state = run.state
+                state = run.at(run.blame((key.rpartition(".")[2],)).id)
+        return state
 
     # --- feedback
 
@@ -255,7 +260,8 @@ class FieldMetric:
         if any(texts) or not isinstance(pred, dspy.Prediction):
             return "\n".join(filter(None, texts))
         value, result = self._final(self.goal, example, pred)
-        return wrong_text(self.goal.rpartition(".")[2], value, result, self._gold(self.goal, example, pred))
+        gold = NO_GOLD if result.feedback else self._gold(self.goal, example, self._state(self.goal, pred))
+        return wrong_text(self.goal.rpartition(".")[2], value, result, gold)
 
     def _found(self, path: Sequence[str], name: str, example: Any, value: Any, state: Any) -> tuple[str, str]:
         """The verdict on an input or output of a step, and its text; none if no metric can tell."""

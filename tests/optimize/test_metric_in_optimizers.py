@@ -144,6 +144,15 @@ def test_a_module_written_by_hand_gets_the_goal_as_feedback() -> None:
         assert found.feedback == ("`label` is right." if found.score else wrong)
 
 
+def test_feedback_by_the_goal_has_gold_for_the_state_where_it_was_written() -> None:
+    """The state has the inputs, which the prediction lacks."""
+    graph = Graph().add_node("say", lambda text: {"answer": "0"}, writes=["answer"])
+    made = graph.add_path(START, "say", END).compile()(text="?")
+    metric = by_field({"answer": equals(lambda example, state: example.plan[state["text"]])}, goal="answer")
+    found = metric(dspy.Example(text="?", plan={"?": "1"}), made, None, "another", [(None, {}, {})])
+    assert found == dspy.Prediction(score=0.0, feedback="`answer` is '0', expected '1'.")
+
+
 def test_what_evaluate_and_gepa_do_with_a_metric_that_does_not_fit(caplog: pytest.LogCaptureFixture) -> None:
     """They score 0 and go on: hence `validate`, which `optimize.GEPA` and `optimize.FewShot` call."""
     misfit = by_field({"labels": equals("label")}, goal="labels")
