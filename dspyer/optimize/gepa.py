@@ -132,6 +132,7 @@ class GoldSelector:
     def __init__(self, metric: FieldMetric, stats: GEPAStats, lm: Any, threads: int | None) -> None:
         self._metric, self._stats, self._lm, self._threads = metric, stats, lm, threads
         self._outer = dspy.settings.get(TRACE)  # around the optimization: other calls than those of minibatches get it
+        self._around = dspy.settings.get(CALLERS) or ()  # the modules whose code optimizes
         self._open: dict[int, Sheet] = {}  # by id of the trace, which the sheet keeps
         self._lock = Lock()
         self._told: dict[int, tuple[Any, str]] = {}  # the feedback on a step by id of its outputs, which are kept
@@ -148,7 +149,7 @@ class GoldSelector:
         with self._lock:
             found = self._open.get(id(trace))
             if found is None:
-                program = dspy.settings[CALLERS][0]
+                program = next(one for one in dspy.settings[CALLERS] if one not in self._around)
                 found = self._open[id(trace)] = Sheet(program, self._metric, trace=trace)
             return found
 

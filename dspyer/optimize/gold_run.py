@@ -208,6 +208,7 @@ class Sheet:
         self._unchecked: dict[tuple[Scope, str], list[Sequence[Value]]] = {}  # what waits for the verdict of its check
         self._callers: dict[str, tuple[Scope, str]] = {}  # the execution whose code began an outermost run
         self._counts = Counter[Any]()  # of the runs that each has begun
+        self._begun: dict[str, int] = {}  # how long the trace was when each outermost run began
         self._lock = Lock()
 
     # --- what the layer sees, from any thread
@@ -222,6 +223,7 @@ class Sheet:
             # The same in another run, in which items may begin in another order.
             root = f"{caller if caller[1] else ''}{self._counts[caller]:05}"
             self._counts[caller] += 1
+            self._begun[root] = len(self.trace)
             self._callers[root], self._paths[(root, ()), ""] = caller, self._graphs.get(id(run.program), ())
             return root
 
@@ -511,11 +513,12 @@ class Sheet:
     def _made_before(self, value: Value | None, root: str = "") -> Iterator[Value]:
         """The values that code around graphs may have used: of earlier runs, of calls of predictors, of its node."""
         caller = scope, execution = self._callers.get(root, (OUTSIDE, ""))
+        time = self._begun[root] if value is None else int(value.commit)
         for one in self.values if scope == OUTSIDE else ():
-            if one.scope == OUTSIDE and (value is None or int(one.commit) < int(value.commit)):
+            if one.scope == OUTSIDE and int(one.commit) < time:
                 yield one
         for run in self._inside.get(caller, ()):
-            if value is not None or run.scope[0] < root:
+            if run.scope[0] < root if value is None else self._begun[run.scope[0]] <= time:
                 for name in run.written:
                     yield from self._last(run, name)
         for run, entry in self._entry(scope, execution):
@@ -525,7 +528,8 @@ class Sheet:
         """The values behind an input of a run: those that the node around it had read."""
         root, around = run.scope
         if not around:  # code around the graphs gave it: of the example, or made of what an earlier graph gave
-            if field in run.given and not self._is_given({field: thaw(run.given[field])}):
+            known = field in run.graph.inputs and field in run.given  # else it is a default
+            if known and not self._is_given({field: thaw(run.given[field])}):
                 yield from self._made_before(None, root)
             return
         for outer, entry in self._entry((root, around[:-1]), around[-1]):

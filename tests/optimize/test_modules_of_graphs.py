@@ -7,6 +7,7 @@ from typing import Any
 
 import dspy
 import pytest
+from pydantic import BaseModel
 
 from dspyer import END, START, Graph
 from dspyer.optimize import GEPA, FewShot, by_field, culprits, equals
@@ -43,6 +44,40 @@ def test_the_culprits_are_where_faults_were_planted(name: str) -> None:
             assert set(found.shares) == expected, f"{faults}: {found}"
 
 
+def test_what_is_called_later_was_not_read() -> None:
+    """Two predictors before a graph, and one after it: the goal alone is judged."""
+
+    def call(self: Any, q: str) -> dspy.Prediction:
+        return self.last(c=self.graph(b=self.more(a=self.first(q=q).a).b).c)
+
+    metric = by_field({"d": equals("d")}, goal="d")
+    example = dspy.Example(q="?", d="ok d").with_inputs("q")
+    for fault in "abcd":
+        plant = Planting([fault])
+        steps: Any = {"c": plant.predictor("c", "b -> c")}
+        parts = {"first": plant.predictor("a", "q -> a"), "more": plant.predictor("b", "a -> b")}
+        program = Parts(call, **parts, graph=graph(steps, "c"), last=plant.predictor("d", "c -> d"))
+        assert culprits(program, example, metric).shares == dict.fromkeys(("first", "more", "graph.c", "last"), 0.25)
+
+
+def test_a_default_of_a_graph_is_not_made_of_what_an_earlier_graph_gave() -> None:
+    class Counted(BaseModel):
+        q: str = ""
+        rounds: int = 1
+        c: str = ""
+
+    plant = Planting(["a", "c"])
+    steps: Any = {"a": plant.predictor("a", "q -> a")}
+    last = Graph(Counted, inputs=["q"]).add_node("c", plant.predictor("c", "q, rounds: int -> c"))
+    program = Parts(
+        lambda self, q: self.last(q=self.first(q=q) and q),
+        first=graph(steps, "a"),
+        last=last.add_path(START, "c", END).compile(),
+    )
+    metric = by_field({"a": lambda example, a: a == example.a, "c": equals("c")}, goal="c")
+    assert culprits(program, EXAMPLE, metric).shares == {"first.a": 0.5, "last.c": 0.5}
+
+
 def test_code_that_spoils_what_its_graphs_gave_is_no_fault_of_theirs() -> None:
     plant = Planting()
     first = graph({"a": plant.predictor("a", "q -> a")}, "a")
@@ -75,6 +110,26 @@ def test_gepa_tunes_each_predictor(name: str) -> None:
     texts = {one: predictor.signature.instructions for one, predictor in tuned.named_predictors()}
     assert all(texts[one].endswith(f"RULE {field}") for field, one in zip(FIELDS, names, strict=True))
     assert name == BESIDE or len(strong.reflections) == 3, "one each, at once"
+
+
+@pytest.mark.usefixtures("quiet")
+def test_code_of_a_module_or_a_node_may_tune_a_program() -> None:
+    """What is around the tuning is no part of the names in the program."""
+    program, paths = graph(learners(), "a", "b"), by_field({f"{one}.{one}": equals(one) for one in "ab"}, goal="b.b")
+
+    def tune(self: Any, q: str) -> Any:
+        found = culprits(self.program, rules(1)[0], paths)
+        gepa = GEPA(paths, reflection_lm=SkillLM(), max_metric_calls=60, num_threads=1)
+        tuned = gepa.compile(self.program, trainset=rules(4))
+        texts = [one.signature.instructions[-6:] for one in tuned.predictors()]
+        return dspy.Prediction(c=[found.shares, gepa.stats.failed, texts])
+
+    expected = [{"a": 0.5, "b": 0.5}, 0, ["RULE a", "RULE b"]]
+    by_hand = Parts(tune, program=program)
+    outer = Graph(inputs=["q"]).add_node("tune", by_hand, reads=["q"], writes=["c"]).add_path(START, "tune", END)
+    with dspy.context(lm=SkillLM()):
+        assert by_hand(q="?").c == expected
+        assert outer.compile(store=":memory:").thread("t").run({"q": "?"}).state["c"] == expected
 
 
 @pytest.mark.usefixtures("quiet")
