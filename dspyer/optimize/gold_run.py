@@ -65,7 +65,8 @@ class Value:
         may_replace: whether gold can be put in its place: not in a live field, nor in what a reducer folds.
         folds: whether a reducer folds it into what others have written: it is judged with that, where it is read.
         leads: whether it decides what runs next: of a router, or of a node that gives a `Command`.
-        lost: whether a merge policy has preferred another one, before anything has read it.
+        harmless: whether it has misled nobody: a merge policy has preferred another one before anything has read it, or
+            it is the messages of a node with a conversation, and all else that the node has written is right.
         steps: the calls of predictors that made it, none of a graph; known after `Sheet.link`, as is the next.
     """
 
@@ -85,7 +86,7 @@ class Value:
     may_replace: bool = True
     folds: bool = False
     leads: bool = False
-    lost: bool = False
+    harmless: bool = False
     replaced: bool = False
     steps: tuple[PredictorCall, ...] = ()
     reads: list[Value] = made(default_factory=list)
@@ -399,13 +400,24 @@ class Sheet:
             value.steps = self._steps(value, run)
             value.reads = [one for one in dict.fromkeys(self._reads(value, run)) if one is not value]
         read = {id(one) for value in self.values for one in value.reads}
-        for run in self._runs.values():  # what has lost a merge, unread
-            for id_, entry in run.entries.items():
-                for (name, *rest), winner in entry.winners.items():
-                    for side in () if rest else run.of(id_).node.get(name, ()):
-                        for one in run.values.get((side, name), ()):
-                            one.lost = side != run.ids[winner] and id(one) not in read
+        for run in self._runs.values():
+            self._note_harmless(run, read)
         return self
+
+    def _note_harmless(self, run: _Run, read: Collection[int]) -> None:
+        """Notes what has lost a merge, unread, and the messages of a conversation that say what is right."""
+        for id_, entry in run.entries.items():
+            for (name, *rest), winner in entry.winners.items():
+                for side in () if rest else run.of(id_).node.get(name, ()):
+                    for one in run.values.get((side, name), ()):
+                        one.harmless = side != run.ids[winner] and id(one) not in read
+        for (commit, field), said in run.values.items():
+            reducer = run.graph.topology.schema.reducer(field)
+            if reducer is not None and reducer.name == "conversation":
+                others = [name for name in run.entries[commit].commit.patch if name != field]
+                beside = {one.verdict for name in others for one in run.values.get((commit, name), ())}
+                for one in said:
+                    one.harmless = beside == {"right"}
 
     def _entry(self, scope: Scope, execution: str) -> list[tuple[_Run, Any]]:
         """The run of an execution, and what it has committed; nothing if it has not."""
@@ -618,7 +630,7 @@ class Carried:
         """The unknown values that a value carries; none if it is right."""
         if value not in self._known:
             self._known[value] = ()  # siblings may have read each other's posts: a cycle carries nothing
-            if not (value.replaced or value.verdict == "right" or value.place in self._right):
+            if not (value.replaced or value.harmless or value.verdict == "right" or value.place in self._right):
                 read = None if value.verdict == "wrong" else self.read(value)
                 self._known[value] = None if read is None else (*read, value)
         return self._known[value]
@@ -648,7 +660,7 @@ def is_read(run: Sheet, keys: Collection[str]) -> bool:
 
 def faults(run: Sheet, gold: Sheet | None) -> list[Fault]:
     """The faults of a run, as its gold run shows them; of one without, as it shows them itself."""
-    right = {one.place for one in run.values if one.lost or (gold is not None and one.verdict == "right")}
+    right = {one.place for one in run.values if one.harmless or (gold is not None and one.verdict == "right")}
     carried, found = Carried(gold or run, right), list[Fault]()
     for value in (gold or run).values:
         if value.verdict != "wrong" or value.place in right or (value.kind == "fix" and gold is not None):

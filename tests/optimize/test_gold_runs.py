@@ -16,6 +16,7 @@ from dspyer import END, START, Budget, Command, CompiledGraph, Context, Graph, S
 from dspyer.errors import BudgetError, Interrupted, RunStoppedError
 from dspyer.optimize import GEPA, Culprits, by_field, culprits, equals
 from dspyer.stores import Memory
+from dspyer.testing import ScriptedLM
 from tests.executors.pools import BytesExecutor
 from tests.optimize.planted import FakePredict
 from tests.optimize.skills import SkillLM
@@ -424,6 +425,20 @@ def test_live_fields_are_judged_and_not_replaced() -> None:
     example = dspy.Example(q="?", notes=["1"], a="1").with_inputs("q")
     assert not culprits(board("1"), example, metric_of("notes", "a")).shares
     assert culprits(board("x"), example, metric_of("notes", "a")).shares == {"one": 1.0}
+
+
+def test_a_conversation_of_right_outputs_is_nobodys_fault() -> None:
+    def talk(a: str, b: str) -> CompiledGraph:
+        graph = Graph(State, inputs=["q"], conversation=True)
+        for name, given, output, text in (("first", "q", "a", a), ("second", "a", "b", b)):
+            graph.add_node(
+                name, dspy.Predict(f"{given} -> {output}"), lm=ScriptedLM(lambda _, o=output, t=text: {o: t})
+            )
+        return graph.add_path(START, "first", "second", END).compile()
+
+    assert judge(talk("1", "x"), "a", "b").shares == {"second": 1.0}
+    found = judge(talk("x", "x"), "a", "b")
+    assert (found.shares, found.suspects) == ({"first": 0.75, "second": 0.25}, ("second",)), "it heard that"
 
 
 def test_posts_to_a_live_field_are_judged_together() -> None:
