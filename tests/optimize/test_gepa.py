@@ -117,15 +117,17 @@ def test_suspects_are_edited_in_turn_and_told_so() -> None:
 
 class Sheet(BaseModel):
     ns: list[int] = []
+    parts: list[int] = []
     many: list[int] = []
     a: Annotated[list[int], reducers.append] = []
 
 
 def mapped() -> tuple[Any, Any, str]:
     graph = Graph(Sheet, name="Mapped", inputs=["ns"])
-    graph.add_map("each", dspy.Predict(step("n", "a")), over="ns", item="n", into="many")
+    graph.add_node("split", lambda ns: {"parts": [*ns]}, writes=["parts"])
+    graph.add_map("each", dspy.Predict(step("n", "a")), over="parts", item="n", into="many")
     metric = optimize.by_field({"many": optimize.equals("many")}, goal="many")
-    return graph.add_path(START, "each", END).compile(), metric, "many"
+    return graph.add_path(START, "split", "each", END).compile(), metric, "many"
 
 
 def sent() -> tuple[Any, Any, str]:
@@ -141,10 +143,11 @@ def test_each_wrong_item_is_a_record_and_12_at_most_are_shown(make: Any) -> None
     gold = list(range(1, 7))
     train = [dspy.Example(ns=list(range(6)), **{field: gold}).with_inputs("ns")] * 3
     _, _, seen = tune(program, SkillLM(hard={"a": 0}), metric, train=train, val=train)
-    _, _, all_wrong = tune(program, SkillLM(), metric, train=train, val=train)
+    _, stats, all_wrong = tune(program, SkillLM(), metric, train=train, val=train)
 
     assert len(seen.records[0]["each"]) == 2 * 3, "0 and 3 of each example"
     assert len(all_wrong.records[0]["each"]) == 12
+    assert stats.predictors["each"].judged >= 18, "what a function makes of right inputs is right"
 
 
 def test_a_module_of_two_graphs_is_tuned_by_the_paths_of_its_predictors() -> None:
