@@ -146,7 +146,11 @@ class FewShot(dspy.BootstrapFewShot):
                 break
             sheet = self._gold_run(example)
             if sheet.error is not None:
-                self._note_error(example, sheet.error)
+                self.error_count += 1
+                most = self.max_errors if self.max_errors is not None else dspy.settings.max_errors
+                if self.error_count >= most or isinstance(sheet.error, StoreError):  # it would fail for every example
+                    raise sheet.error
+                logger.error("FewShot: a run failed on %s: %r", brief(example), sheet.error)
             replaced = any(value.replaced for value in sheet.values)
             is_full = not replaced and sheet.prediction is not None and _is_right(self._field_metric, example, sheet)
             situation = frozenset(name for fault in faults(sheet, None) for name in fault.suspects)
@@ -178,14 +182,6 @@ class FewShot(dspy.BootstrapFewShot):
         finally:
             for predictor, demos in kept:
                 predictor.demos = demos
-
-    def _note_error(self, example: dspy.Example, error: Exception) -> None:
-        """Counts a run that raised, as DSPy does; raises what it raised if there are too many."""
-        self.error_count += 1
-        most = self.max_errors if self.max_errors is not None else dspy.settings.max_errors
-        if self.error_count >= most or isinstance(error, StoreError):  # a store would fail for every example
-            raise error
-        logger.error("FewShot: a run failed on %s: %s: %s", brief(example), type(error).__name__, error)
 
 
 def _is_right(metric: FieldMetric, example: dspy.Example, sheet: Sheet) -> bool:

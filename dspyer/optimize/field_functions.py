@@ -15,21 +15,9 @@ from dspyer.extend import is_async, read_signature
 
 logger = logging.getLogger("dspyer")
 
-LONGEST = 2000
-"""The most characters of a value in feedback."""
-
-ROUNDING = 1e-6
-"""How far a score may be beyond 0 or 1, or below 1: weights that add up to 1 on paper add up to 0.9999999999999999."""
-
-
-class _NoGold:
-    """The gold of a value that has none."""
-
-    def __repr__(self) -> str:
-        return "NO_GOLD"
-
-
-NO_GOLD: Final = _NoGold()
+LONGEST = 2000  # characters of a value in feedback
+ROUNDING = 1e-6  # beyond 0 or 1, or below 1: weights that add up to 1 on paper add up to 0.9999999999999999
+NO_GOLD: Final[Any] = object()  # of a value whose metric only judges
 
 
 class FieldResult(NamedTuple):
@@ -92,19 +80,17 @@ class Equals(FieldFunction):
     """A metric with gold, which a value equals: what `equals` makes."""
 
     def __init__(self, gold: str | Callable[..., Any]) -> None:
-        given: object = gold
-        if not isinstance(given, str) and (not callable(given) or isinstance(given, type | dspy.Module)):
-            raise TypeError(
-                f"equals takes the name of a column of the examples, or a function of `example`, not {brief(gold)}"
-            )
+        self._warned = False
         if isinstance(gold, str):
             self.column, self.takes_state = gold, False
-        else:
+            return
+        given: object = gold
+        problems = [f"equals takes the name of a column of the examples, or a function of `example`, not {brief(gold)}"]
+        if callable(given) and not isinstance(given, type | dspy.Module):
             problems = argument_problems(gold, "the function in equals", ("example",))
-            if problems:
-                raise TypeError("; ".join(problems))
-            super().__init__(gold)
-        self._warned = False
+        if problems:
+            raise TypeError("; ".join(problems))
+        super().__init__(gold)
 
     def __call__(self, example: Any, value: Any, state: Any = None) -> bool:
         return self.is_equal(value, self.expected(example, state))
@@ -114,13 +100,11 @@ class Equals(FieldFunction):
         equal = bool(value == expected)
         if not equal and not self._warned and _differ_in_type_alone(value, expected):
             self._warned = True
-            logger.warning(
-                "%r: the value %s and the expected %s differ in their types alone, and are not equal: give "
-                "examples with values of the type of the field, or a function that compares them",
-                self,
-                repr(value)[:200],
-                repr(expected)[:200],
+            text = (
+                f"the value {value!r:.200} and the expected {expected!r:.200} differ in their types alone, and are not "
+                "equal: give examples with values of the type of the field, or a function that compares them"
             )
+            logger.warning("%r: %s", self, text)
         return equal
 
     def expected(self, example: Any, state: Any = None) -> Any:
@@ -159,11 +143,14 @@ def _differ_in_type_alone(value: Any, expected: Any) -> bool:
 
 
 def wrong_text(output: str, value: Any, result: FieldResult, gold: Any) -> str:
-    """The feedback on a value, under the name that its author has for it: the metric's own, else what was expected."""
+    """The feedback on a value, under the name that its author has for it: the metric's own, else what was expected.
+
+    Nothing if the metric cannot tell.
+    """
     if result.feedback is not None:
         return result.feedback
-    if result.verdict == "right":
-        return f"`{output}` is right."
+    if result.verdict != "wrong":
+        return f"`{output}` is right." if result.verdict == "right" else ""
     if gold is not NO_GOLD:
         return f"`{output}` is {shown(value)}, expected {shown(gold)}."
     degree = f" (score {result.score:g} of 1)" if result.score else ""
@@ -203,8 +190,8 @@ def argument_problems(function: Any, who: str, needed: tuple[str, ...]) -> list[
         hint = "" if len(unknown) > 1 else suggestion(unknown[0], may)
         taken = f"{', '.join(f'`{name}`' for name in may[:-1])} and `{may[-1]}`"
         problems.append(f"{who} takes {list_names(sorted(unknown))}: it may take {taken}.{hint}")
-    given = {parameter.name for parameter in signature.parameters}
-    missing = [name for name in needed if name not in given and not signature.takes_all]
+    missing = [name for name in needed if name not in {one.name for one in signature.parameters}]
+    missing = [] if signature.takes_all else missing
     if missing and not unknown:
         wanted = " and ".join(f"`{name}`" for name in needed)
         problems.append(f"{who} takes no {list_names(missing)}: make it a function of {wanted}")

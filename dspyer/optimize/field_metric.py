@@ -6,8 +6,9 @@ import logging
 import math
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from numbers import Real
-from typing import Any, Final
+from typing import Any
 
 import dspy
 
@@ -16,10 +17,6 @@ from dspyer.errors import brief, list_names, suggestion
 from dspyer.optimize.field_functions import Equals, FieldFunction, FieldResult, metric_problems, wrong_text
 
 logger = logging.getLogger("dspyer")
-
-
-MISSING: Final = object()
-"""The value of a field that a program has not written."""
 
 
 class PassOrScore(float):
@@ -121,13 +118,9 @@ class FieldMetric:
         if problems:
             raise ValueError("by_field: " + "; ".join(problems))
         self.metrics: Mapping[str, Callable[..., Any]] = dict(metrics)
-        self._functions = {
-            key: metric if isinstance(metric, Equals) else FieldFunction(metric) for key, metric in metrics.items()
-        }
+        self._functions = {key: one if isinstance(one, Equals) else FieldFunction(one) for key, one in metrics.items()}
         self.goal = goal
-        self.weights: Mapping[str, float] | None = (
-            None if weights is None else {key: float(weight) for key, weight in weights.items()}
-        )
+        self.weights = None if weights is None else {key: float(weight) for key, weight in weights.items()}
         self._keys: dict[str, list[tuple[tuple[str, ...], str]]] = {}  # by field, with their paths, longest first
         for key in sorted(self.metrics, key=lambda key: -key.count(".")):
             *path, field = key.split(".")
@@ -228,20 +221,21 @@ class FieldMetric:
 
     def _final(self, key: str, example: Any, pred: dspy.Prediction) -> tuple[Any, FieldResult]:
         """The value in the end, of the prediction, else of the state of its run; and what the metric says of it."""
-        field, run = key.rpartition(".")[2], _run_of(pred)
+        field, run = key.rpartition(".")[2], None
+        with suppress(LookupError):  # no graph has given it
+            run = Run.of(pred)
         if field not in pred and (run is None or field not in run.state):
             if pred.keys() and key not in self._missed:  # the name may be misspelt
                 self._missed.add(key)
                 hint, names = suggestion(key, pred.keys()), list_names(pred.keys())
                 logger.warning("by_field: a prediction has no field %r, which scores 0; it has %s.%s", key, names, hint)
-            return MISSING, FieldResult(0.0, f"The program gave no `{field}`; this step may be the cause.")
+            return None, FieldResult(0.0, f"The program gave no `{field}`; this step may be the cause.")
         value = pred[field] if field in pred or run is None else run.state[field]
         state: Any = pred
         if run is not None and self._functions[key].takes_state:
-            try:
+            state = run.state
+            with suppress(LookupError):  # it was given, or an earlier run of the thread has written it
                 state = run.at(run.blame((field,)).id)
-            except LookupError:  # it was given, or an earlier run of the thread has written it
-                state = run.state
         return value, self._judge(key, example, value, state)
 
     # --- feedback
@@ -269,8 +263,6 @@ class FieldMetric:
         if key is None or self._functions[key].takes_state:
             return "unknown", ""
         result = self._judge(key, example, value, state)
-        if result.verdict == "unknown":
-            return "unknown", result.feedback or ""
         return result.verdict, wrong_text(name, value, result, self._gold(key, example, state))
 
     def __repr__(self) -> str:
@@ -279,19 +271,10 @@ class FieldMetric:
         return f"by_field({{{metrics}}}, goal={self.goal!r}{weights})"
 
 
-def _run_of(pred: dspy.Prediction) -> Run | None:
-    """The run of a prediction; None for one that no graph has given."""
-    try:
-        return Run.of(pred)
-    except LookupError:
-        return None
-
-
 # --- what a program writes
 
 
-Written = Mapping[tuple[str, ...], frozenset[str] | None]
-"""By the path of each node, the fields that it writes; None if they are unknown."""
+Written = Mapping[tuple[str, ...], frozenset[str] | None]  # fields by the path of their node; None if they are unknown
 
 
 def graphs_in(program: dspy.Module) -> Iterator[tuple[tuple[str, ...], CompiledGraph]]:

@@ -28,14 +28,9 @@ from dspyer.optimize.gold_run import Carried, Fault, Sheet, Value, faults, is_re
 
 logger = logging.getLogger("dspyer")
 
-RECORDS: Final = 12
-"""The most records of a predictor in one proposal."""
-
+RECORDS: Final = 12  # the most of a predictor in one proposal
+PATIENCE: Final = 5  # after so many proposals for a culprit without an accepted one, others may be the ones to mend
 MISREAD: Final = ", which was wrong: mend this step only if it should have noticed."
-
-PATIENCE: Final = 5
-"""After so many proposals for a culprit without an accepted one, others may be the ones to mend."""
-
 SELECTORS: Final = ("culprits", "round_robin", "all")
 
 
@@ -140,13 +135,10 @@ class GoldSelector:
         self._open: dict[int, Sheet] = {}  # by id of the trace, which the sheet keeps
         self._lock = Lock()
         self._told: dict[int, tuple[Any, str]] = {}  # the feedback on a step by id of its outputs, which are kept
-        self._tries: Counter[str] = Counter()  # of each predictor, since a candidate with another text was accepted
-        self._help: Counter[str] = Counter()
-        self._harm: Counter[str] = Counter()
+        self._tries = Counter[str]()  # of each predictor, since a candidate with another text was accepted
+        self._help, self._harm = Counter[str](), Counter[str]()
         self._unused: set[str] = set()
         self._state: Any = None
-
-    # --- what `dspy.GEPA` calls
 
     def sheet(self) -> Sheet | None:
         """The sheet of the call that is made here; None if DSPy keeps no trace of it: it is of no minibatch."""
@@ -197,11 +189,7 @@ class GoldSelector:
     ) -> list[str]:
         """The names of the components to edit."""
         self._told.clear()
-        cases = self._cases(trajectories)
-        self._make_gold_runs(state, cases)
-        for case in cases:
-            case.faults = faults(case.run, case.gold)
-            self._count(case)
+        cases = self._cases(state, trajectories)
         every = [fault for case in cases for fault in case.faults]
         selected = dict.fromkeys(name for fault in every if fault.known for name in fault.suspects if name in candidate)
         for fault in every:
@@ -222,14 +210,15 @@ class GoldSelector:
             self._stats.of(name).selected += 1
         return chosen
 
-    # --- runs and gold runs
+    def _cases(self, state: Any, trajectories: Sequence[Mapping[str, Any]]) -> list[Case]:
+        """The trajectories of which there is a sheet that can be judged, with their gold runs.
 
-    def _cases(self, trajectories: Sequence[Mapping[str, Any]]) -> list[Case]:
-        """The trajectories of which there is a sheet that can be judged. All other sheets are forgotten."""
+        All other sheets are forgotten. A gold run is made of each run in which something wrong was read.
+        """
         with self._lock:
             sheets, self._open = self._open, {}
         by_step = {id(step[2]): sheet for sheet in sheets.values() for step in sheet.trace}
-        found = []
+        found = list[Case]()
         for one in trajectories:
             sheet = next((by_step[id(step[2])] for step in one["trace"] if id(step[2]) in by_step), None)
             try:
@@ -238,12 +227,8 @@ class GoldSelector:
                 if always_raised(error):
                     raise
                 self._note(error, failed=1)
-        return found
-
-    def _make_gold_runs(self, state: Any, cases: Sequence[Case]) -> None:
-        """Makes the gold run of each run in which something wrong was read."""
         keys = [key for key in self._metric.gold_keys if key not in self._unused or key == self._metric.goal]
-        wanted = [case for case in cases if is_read(case.run, keys)]
+        wanted = [case for case in found if is_read(case.run, keys)]
 
         def make(case: Case) -> Sheet:
             return observe(case.run.program, case.trajectory["example"], self._metric, keys, self._unused)
@@ -254,6 +239,10 @@ class GoldSelector:
                 self._note(gold.error, failed=1)
         getattr(state, COUNT_CALLS)(len(wanted))
         self._stats.gold_runs += len(wanted)
+        for case in found:
+            case.faults = faults(case.run, case.gold)
+            self._count(case)
+        return found
 
     def _note(self, error: Exception, failed: int = 0) -> None:
         self._stats.failed += failed
@@ -289,8 +278,6 @@ class GoldSelector:
                 self._stats.warnings.append(text)
                 logger.warning("optimize.GEPA: %s", text)
 
-    # --- what is edited, and what the reflection LM is shown
-
     def _misread(self, cases: Iterable[Case], selected: Collection[str]) -> list[tuple[Case, Value, str]]:
         """The values of runs that were made from wrong ones: their authors should maybe have noticed (rule 7).
 
@@ -316,7 +303,11 @@ class GoldSelector:
         """Puts a trajectory for each record in the place of those of the minibatch, the wrong ones first."""
         watched = {id(case.trajectory) for case in cases}
         kept = [one for one in trajectories if id(one) not in watched]
-        told = [(case, one, _words(fault, case.run)) for case in cases for fault in case.faults for one in fault.causes]
+        told: list[tuple[Case, Value, str]] = []
+        for case in cases:
+            for fault in case.faults:
+                text = case.run.text_of(fault.value) + ("" if fault.known else " This step may be the cause.")
+                told += [(case, value, text) for value in fault.causes]
         told += misread
         for case in cases:
             right = [one for one in (case.gold or case.run).values if one.verdict == "right" and one.item is None]
@@ -332,12 +323,6 @@ class GoldSelector:
                     self._told[id(outputs)] = outputs, text
                     kept.append({**case.trajectory, "trace": [(program[name], inputs, outputs)]})
         trajectories[:] = kept
-
-
-def _words(fault: Fault, run: Sheet) -> str:
-    """The words for a fault: for a suspect too, whose own value may be right."""
-    text = run.text_of(fault.value)
-    return text if fault.known else f"{text} This step may be the cause."
 
 
 class GEPA(dspy.GEPA):

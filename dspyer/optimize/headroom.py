@@ -143,8 +143,7 @@ class _Calls(UsageTracker):
         self.made.append((lm, usage_entry))
 
 
-Made = tuple[Sheet, Mapping[str, Sheet]]
-"""The run of an example, and its gold runs: of all keys under "", of each key alone."""
+Made = tuple[Sheet, Mapping[str, Sheet]]  # a run, and its gold runs: of all keys under "", of each key alone
 
 
 def _matters(key: str, run: Sheet, metric: FieldMetric) -> bool:
