@@ -250,7 +250,8 @@ class Sheet:
             return [values for place in before if not refused for values in self._unchecked.pop(place, ())]
         schema, own = graph.topology.schema, {field: name for name, field in (node.writes or {}).items()}
         fixes = {check.fix for check in graph.checks.values()}
-        kind = "graph" if node.runs_graph else "fix" if node.name in fixes else "node"
+        passes = node.runs_graph and node.kind != "tool"  # of what a graph gives, a tool makes a message
+        kind = "graph" if passes else "fix" if node.name in fixes else "node"
         leads, found = output.goto is not None and len(node.goto) > 1, list[list[Value]]()
         for field in dict.fromkeys((*output.patch, *node.always_writes)):
             if field not in output.after:
@@ -440,7 +441,7 @@ class Sheet:
     def _reads(self, value: Value, ended: _Ended) -> Iterator[Value]:
         passed = value.kind == "graph" and ended.graph.nodes[value.path[-1]].mapped is None
         for scope, inner in self._inside(value) if value.kind != "router" else ():
-            for name in [value.output] if passed else inner.written:
+            for name in [value.output] if passed else inner.graph.outputs or inner.written:
                 yield from self._last(scope, inner, name)
         if value.kind == "graph":
             return

@@ -11,10 +11,12 @@ import dspy
 import pytest
 from pydantic import BaseModel
 
-from dspyer import END, START, Budget, Command, CompiledGraph, Graph, Send, live, prefer, reducers, view
+from dspyer import END, START, Budget, Command, CompiledGraph, Graph, Send, agents, live, prefer, reducers, view
 from dspyer.errors import BudgetError, Interrupted, RunStoppedError
 from dspyer.optimize import Culprits, by_field, culprits, equals
 from dspyer.stores import Memory
+from dspyer.testing import ScriptedLM
+from tests.agents.kit import turn
 from tests.executors.pools import BytesExecutor
 from tests.optimize.planted import FakePredict
 
@@ -144,6 +146,26 @@ def test_a_function_passes_on_what_it_has_read() -> None:
     assert (found.shares, found.not_tunable) == ({"first": 0.5, "join": 0.5}, ("join",))
     assert "50 % join (not tunable): `b` is 'x', expected '2'." in str(found)
     assert judge(between("2"), "a", "b").shares == {"first": 1.0}
+
+
+def test_a_caller_has_read_the_outputs_of_its_sub_agent_alone() -> None:
+    """With gold for what it found, the caller is right: its own value is not blamed."""
+
+    def say(prompt: Any) -> Any:
+        if "topic" in prompt.inputs:
+            return turn(("submit", {"found": "wrong"}))
+        if len(prompt.turns) < 3:
+            return turn(("look", {"topic": "tides"}))
+        return turn(("submit", {"b": "2" if "gold" in prompt.turns[-1].content else "wrong"}))
+
+    look = agents.tool(agents.tool_loop("topic -> found", [], name="Reader"), name="look", desc="Looks.")
+    program = agents.tool_loop("q -> b", [look]).compile()
+    metric = by_field({"look.found": equals(lambda example: "gold"), "b": equals("b")}, goal="b")
+    with ScriptedLM(say) as lm:
+        found = culprits(program, EXAMPLE, metric)
+    assert found.shares == {"react": 0.5, "look.react": 0.5}
+    assert {text for texts in found.texts.values() for text in texts} == {"`found` is 'wrong', expected 'gold'."}
+    assert len(lm.calls) == 6, "a run and a gold run"
 
 
 def test_a_frozen_predictor_is_a_culprit_that_no_optimizer_can_change() -> None:
