@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 import dspy
 
 from dspyer import CompiledGraph
-from dspyer.errors import InputError, brief, with_article
+from dspyer.errors import InputError, brief, error_text, with_article
 from dspyer.graph.spec import check_inputs
 from dspyer.lm.not_public import INPUT_KEYS
 
@@ -28,10 +28,12 @@ def validate_examples(program: dspy.Module, examples: Sequence[Any], name: str) 
 
     Raises:
         TypeError: if one is no `dspy.Example`.
-        ValueError: if one has no inputs, or not those of the graph.
+        ValueError: if there is none, or if one has no inputs, or not those of the graph.
     """
+    if not examples:
+        raise ValueError(f"the {name} is empty: give it some examples with gold")
     for index, example in enumerate(examples):
-        where = f"{name}[{index}]"
+        where = f"{name}[{index}]" if name != "example" else "the example"
         if not isinstance(example, dspy.Example):
             kind = with_article(type(example).__name__)
             raise TypeError(f"{where} is {kind}: give dspy.Example(**values).with_inputs(...), not {brief(example)}")
@@ -44,6 +46,12 @@ def validate_examples(program: dspy.Module, examples: Sequence[Any], name: str) 
                 check_inputs(program.graph, example.inputs().keys())
             except InputError as error:
                 raise InputError(f"{where}: {error}") from None
+
+
+def told(error: BaseException) -> str:
+    """An error as lists show it, with the places that it came from."""
+    places = f" ({'; '.join(notes)})" if (notes := getattr(error, "__notes__", ())) else ""
+    return f"{type(error).__name__}: {error_text(error)}{places}"
 
 
 def in_threads(function: Callable[[Item], Made], items: Iterable[Item], threads: int | None = None) -> list[Made]:

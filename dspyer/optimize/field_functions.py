@@ -32,6 +32,11 @@ class _NoGold:
 NO_GOLD: Final = _NoGold()
 
 
+NONE_FOR: Final = (
+    "For examples without gold, give a function that returns None: equals(lambda example: example.get({!r}))"
+)
+
+
 class FieldResult(NamedTuple):
     """The verdict of a field metric on one value.
 
@@ -106,8 +111,9 @@ class Equals(FieldFunction):
             super().__init__(gold)
         self._warned = False
 
-    def __call__(self, example: Any, value: Any, state: Any = None) -> bool:
-        return self.is_equal(value, self.expected(example, state))
+    def __call__(self, example: Any, value: Any, state: Any = None) -> bool | None:
+        gold = self.expected(example, state)
+        return None if gold is NO_GOLD else self.is_equal(value, gold)
 
     def is_equal(self, value: Any, expected: Any) -> bool:
         """Tell if a value equals gold; warns once if two differ in their types alone."""
@@ -126,7 +132,8 @@ class Equals(FieldFunction):
     def expected(self, example: Any, state: Any = None) -> Any:
         """The gold of an example, for a value that was written with a state."""
         if self.column is None:
-            return self._called({"example": example}, state)
+            found = self._called({"example": example}, state)
+            return NO_GOLD if found is None else found
         if self.column not in example:
             raise ValueError(self.lacks(example))
         return example[self.column]
@@ -135,10 +142,10 @@ class Equals(FieldFunction):
         """The problem with an example without the column."""
         return (
             f"equals({self.column!r}): the example has no {self.column!r}; it has {list_names(example.keys())}."
-            f"{suggestion(str(self.column), example.keys())} For examples without it, give a function that returns None"
+            f"{suggestion(str(self.column), example.keys())} {NONE_FOR.format(self.column)}"
         )
 
-    def _judged(self, field: str, example: Any, value: Any, state: Any) -> bool:
+    def _judged(self, field: str, example: Any, value: Any, state: Any) -> bool | None:
         del field
         return self(example, value, state)
 

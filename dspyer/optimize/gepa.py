@@ -18,10 +18,10 @@ import dspy
 from gepa.strategies.component_selector import RoundRobinReflectionComponentSelector
 
 from dspyer.display import ShownTable, count_of
-from dspyer.errors import always_raised, error_text, refuses_removed, shows_removed
+from dspyer.errors import always_raised, refuses_removed, shows_removed
 from dspyer.extend import using
 from dspyer.lm.not_public import CALLERS, COUNT_CALLS, METRIC, TRACE, FailedPrediction
-from dspyer.optimize.examples import in_threads, validate_examples
+from dspyer.optimize.examples import in_threads, told, validate_examples
 from dspyer.optimize.field_metric import FieldMetric
 from dspyer.optimize.gold_layer import GoldLayer, ItemLayer
 from dspyer.optimize.gold_run import Fault, Sheet, Value, faults, is_read, observe
@@ -177,7 +177,7 @@ class GoldSelector:
                 return self._metric(example, pred, trace, pred_name, pred_trace)
             return dspy.Prediction(score=float(self._metric(example, pred)), feedback=known[1])
         except Exception as error:  # DSPy scores it 0, and says so in a log alone
-            self._stats.error = f"{type(error).__name__}: {error_text(error)}"
+            self._stats.error = told(error)
             raise
 
     def on_evaluation_end(self, event: Mapping[str, Any]) -> None:
@@ -265,7 +265,7 @@ class GoldSelector:
     def _note(self, error: Exception) -> None:
         """Counts what a run or a metric has raised."""
         self._stats.failed += 1
-        self._stats.error = f"{type(error).__name__}: {error_text(error)}"
+        self._stats.error = told(error)
         logger.warning("optimize.GEPA: a run has no known culprits", exc_info=error)
 
     def _count(self, case: Case) -> None:
@@ -472,7 +472,8 @@ class GEPA(dspy.GEPA):
                 "frozen, as an optimizer leaves what it compiled; with add_node(..., frozen=False) it is edited again"
             )
         validate_examples(student, trainset, "trainset")
-        validate_examples(student, valset or [], "valset")
+        if valset:
+            validate_examples(student, valset, "valset")
         self._stats = GEPAStats({name: PredictorTuning(name) for name in names})
         metric, lm = getattr(self, METRIC), self.reflection_lm
         own = copy.copy(self)  # DSPy's `compile` is given other parts; this object may compile in several threads

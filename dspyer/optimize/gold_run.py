@@ -14,12 +14,13 @@ import math
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from dataclasses import field as made
+from functools import cached_property
 from threading import Lock
 from typing import Any, NamedTuple
 
 import dspy
 
-from dspyer.errors import RunStoppedError, brief, shows_removed, with_article
+from dspyer.errors import RunStoppedError, always_raised, annotate, brief, shows_removed, with_article
 from dspyer.events import TraceStep
 from dspyer.extend import Address, Call, Node, Output, freeze, part_id, same, thaw, using, whole_execution
 from dspyer.lm.not_public import CALLERS, TRACE
@@ -201,6 +202,24 @@ class Sheet:
         self._prefixes: dict[str, tuple[str, ...]] = {}  # of each outermost run, the attribute of its graph
         self._lock = Lock()
 
+    @cached_property
+    def right(self) -> bool:
+        """Tell if the result of the call is right. What its metric raises is the error of the call."""
+        if self.prediction is None or self.error is not None:
+            return False
+        metric, field = self._metric, self._metric.goal.rpartition(".")[2]
+        judged = [one for one in self.values if one.key == metric.goal and one.item is None]
+        known = metric.weights is None and field in self.prediction and judged and judged[-1].verdict != "unknown"
+        if known and same(freeze(judged[-1].value), freeze(self.prediction[field])):
+            return judged[-1].verdict == "right"  # the metric may ask an LM: it is not called again
+        try:
+            return bool(metric(self._example, self.prediction) >= 1)
+        except Exception as error:
+            if always_raised(error):
+                raise
+            self.error = error
+            return False
+
     # --- what the layer sees, from any thread
 
     def name_predictors(self, program: dspy.Module) -> None:
@@ -253,7 +272,7 @@ class Sheet:
         passes = node.runs_graph and node.kind != "tool"  # of what a graph gives, a tool makes a message
         kind = "graph" if passes else "fix" if node.name in fixes else "node"
         leads, found = output.goto is not None and len(node.goto) > 1, list[list[Value]]()
-        for field in dict.fromkeys((*output.patch, *node.always_writes)):
+        for field in dict.fromkeys((*output.patch, *output.updates, *node.always_writes)):
             if field not in output.after:
                 continue
             value, path = thaw(output.after.raw(field)), self._paths[scope, execution]
@@ -623,6 +642,8 @@ def observe(
         except Exception as error:
             if isinstance(error, RunStoppedError):
                 raise
+            if names := dict.fromkeys(f"`{value.key}`" for value in sheet.values if value.replaced):
+                annotate(error, f"in a gold run, with gold for {' and '.join(names)}")
             sheet.error = error
     return sheet.link()
 
@@ -812,12 +833,14 @@ def culprits(program: dspy.Module, example: dspy.Example, metric: FieldMetric) -
     )
 
 
-def check_arguments(who: str, program: Any, examples: Sequence[Any], metric: Any) -> None:
-    """Refuses what an experiment cannot be made with, before anything is called."""
+def check_arguments(who: str, program: Any, examples: Iterable[Any], metric: Any) -> list[Any]:
+    """The examples. Refuses what an experiment cannot be made with, before anything is called."""
     if not isinstance(program, dspy.Module):
         form = "culprits(program, example, metric)" if who == "culprits" else f"{who}(program, examples, metric)"
         raise TypeError(f"{who} takes a program, and got {with_article(type(program).__name__)}: call {form}")
     if not isinstance(metric, FieldMetric):
         raise TypeError(f"{who} takes a metric by field, as optimize.by_field makes it, and got {brief(metric)}")
-    validate_examples(program, examples, "example" if who == "culprits" else "devset")
-    metric.validate(program, examples)
+    found = [*examples]
+    validate_examples(program, found, "example" if who == "culprits" else "devset")
+    metric.validate(program, found)
+    return found

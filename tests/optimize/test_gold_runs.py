@@ -168,6 +168,15 @@ def test_a_caller_has_read_the_outputs_of_its_sub_agent_alone() -> None:
     assert len(lm.calls) == 6, "a run and a gold run"
 
 
+def test_what_was_so_before_is_written_too() -> None:
+    """A function gives a default of the schema: what has read it has read what the function had read."""
+    middle = ("join", lambda a: {"b": "" if a == "x" else "2"})
+    last = ("last", FakePredict("b -> c", lambda b: "3" if b == "2" else "x"))
+    program = path(("first", fake("q -> a", "x")), middle, last)
+    assert judge(program, "a", "b", "c").shares == {"first": 1.0}
+    assert judge(program, "c", a=lambda example, a: a == example.a).shares == {"first": 1.0}
+
+
 def test_a_frozen_predictor_is_a_culprit_that_no_optimizer_can_change() -> None:
     graph = Graph(State, inputs=["q"]).add_node("first", fake("q -> a", "x"), frozen=True)
     found = judge(graph.add_path(START, "first", END).compile(), "a")
