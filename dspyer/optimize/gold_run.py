@@ -145,6 +145,7 @@ class _Ended:
         self.parents = {id_: [self.ids[at] for at in entry.parents] for id_, entry in self.entries.items()}
         self.written = dict.fromkeys(field for entry in run.run.log[1:] for field in entry.commit.patch)
         self.given = run.run_start.state
+        self.of_example: dict[str, bool] = {}  # the inputs that are those of the example, as far as that was asked
         self.last = next((one.commit.id for one in reversed(run.run.log) if not one.commit.branch), "")
         self.reads = run.reads()
         self.steps: dict[str, list[TraceStep]] = {}
@@ -193,6 +194,7 @@ class Sheet:
         self.problems: dict[tuple[Scope, str], list[str]] = {}
         self._metric, self._example, self._replaces, self._unused = metric, example, replaces, unused
         self._ended: dict[Scope, _Ended] = {}
+        self._called: dict[tuple[Scope, str], dict[Scope, None]] = {}  # the runs that each execution has called
         self._paths: dict[tuple[Scope, str], tuple[str, ...]] = {}  # of the node of each execution that has begun
         self._items: dict[tuple[Scope, str], Sequence[Any]] = {}  # the steps of each item of a map
         self._unchecked: dict[tuple[Scope, str], list[list[Value]]] = {}  # what waits for the verdict of its check
@@ -341,7 +343,11 @@ class Sheet:
 
     def end(self, root: str, run: Any) -> None:
         """Learns what the nodes of a run have read, at its end."""
-        self._ended[root, run.scope] = _Ended(run)
+        scope = (root, run.scope)
+        self._ended[scope] = _Ended(run)
+        if (caller := self._caller(scope)) is not None:  # by a part of an execution, too: an item of a map
+            for execution in {caller[1], whole_execution(caller[1])}:
+                self._called.setdefault((caller[0], execution), {})[scope] = None
 
     # --- verdicts
 
@@ -483,11 +489,8 @@ class Sheet:
 
     def _inside(self, value: Value) -> Iterator[tuple[Scope, _Ended]]:
         """The runs that were called where a value was made, as graphs of the node or by its code."""
-        own = _own_execution(value)
-        for scope, ended in self._ended.items():
-            outer, execution = self._caller(scope) or (None, "")
-            if outer == value.scope and own in (execution, whole_execution(execution)):
-                yield scope, ended
+        for scope in self._called.get((value.scope, _own_execution(value)), ()):
+            yield scope, self._ended[scope]
 
     def _last(self, scope: Scope, ended: _Ended, field: str) -> list[Value]:
         """The values of a field at the end of a run."""
@@ -566,8 +569,11 @@ class Sheet:
         root, around = scope
         outer = (root, around[:-1])
         if not around:  # code around the graphs gave it: of the example, or made of what an earlier graph gave
-            state = self._ended[scope].given
-            if field in state and not self._is_given({field: thaw(state.raw(field))}):
+            ended = self._ended[scope]
+            if field not in ended.of_example:
+                state = ended.given
+                ended.of_example[field] = field not in state or self._is_given({field: thaw(state.raw(field))})
+            if not ended.of_example[field]:
                 yield from self._made_before(None, root)
             return
         around_it, commit = self._ended.get(outer), whole_execution(around[-1])
@@ -688,7 +694,7 @@ class _Carried:
         if value.replaced or value.verdict == "right" or value.place in self._right:
             return ()
         read = None if value.verdict == "wrong" else self.read(value)
-        return read if read is None else (*read, value)
+        return read if read is None or not value.predictors else (*read, value)  # a function passes on what it read
 
     def read(self, value: Value) -> tuple[Value, ...] | None:
         """The unknown values that all carry which were read for a value."""
