@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import json
+import sys
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from typing import Annotated, Any, Literal
 
 import dspy
@@ -484,3 +486,40 @@ def test_what_cannot_be_judged_is_refused_before_anything_is_called() -> None:
         with pytest.raises(error, match=text):
             culprits(*arguments)
     assert not calls
+
+
+def looping() -> tuple[CompiledGraph, Any, Callable[[int], dspy.Example]]:
+    graph = Graph(name="Loop", inputs=["n", "i"]).add_node("a", fake("i: int -> x: int", 0))
+    graph.add_node("count", lambda i: {"i": i + 1}, writes=["i"]).add_path(START, "a", "count")
+    graph.add_conditional_edges("count", lambda i, n: "a" if i < n else END, ["a", END])
+    metric = by_field({"x": equals(lambda example, state: 1)}, goal="x")
+    return graph.compile(max_steps=1000), metric, lambda n: dspy.Example(n=n, i=0).with_inputs("n", "i")
+
+
+def mapping() -> tuple[CompiledGraph, Any, Callable[[int], dspy.Example]]:
+    each = Graph(name="Each").add_node("u", fake("item -> v: int", 0)).add_node("w", fake("v: int -> o: int", 0))
+    graph = Graph(name="Map").add_map("m", each.add_path(START, "u", "w", END), over="items", item="item", into="out")
+    graph.add_node("last", lambda out: {"c": len(out)}, writes=["c"]).add_path(START, "m", "last", END)
+    metric = by_field({"m.v": equals(lambda example, state: 1), "out": equals("out"), "c": equals("c")}, goal="c")
+    return graph.compile(), metric, lambda n: dspy.Example(items=["i"] * n, out=[1] * n, c=n).with_inputs("items")
+
+
+def note(events: list[str], _frame: Any, event: str, _arg: Any) -> None:
+    events.append(event)
+
+
+@pytest.mark.parametrize("build", [looping, mapping])
+def test_the_cost_grows_with_the_number_of_nodes(build: Callable[[], Any]) -> None:
+    program, metric, example = build()
+    costs = []
+    for size in (20, 40, 80):
+        events: list[str] = []
+        before = sys.getprofile()
+        sys.setprofile(partial(note, events))
+        try:
+            found = culprits(program, example(size), metric)
+        finally:
+            sys.setprofile(before)
+        assert found.shares
+        costs.append(events.count("call") + events.count("c_call"))
+    assert costs[2] - costs[1] < 2.6 * (costs[1] - costs[0]), costs
