@@ -145,10 +145,10 @@ class FewShot(dspy.BootstrapFewShot):
             if full >= wanted and all(len(pool) >= wanted for pool in pools.values()):
                 break
             sheet = self._gold_run(example)
-            if sheet.error is not None:
-                self._note_error(example, sheet.error)
             replaced = any(value.replaced for value in sheet.values)
             is_full = not replaced and sheet.right
+            if sheet.error is not None:  # of the program, or of the metric of its result
+                self._note_error(example, sheet.error)
             situation = frozenset(name for fault in faults(sheet, None) for name in fault.suspects)
             full += is_full
             situations[situation] += 1
