@@ -29,7 +29,7 @@ from dspyer.nodes.router import Router
 from dspyer.optimize.examples import validate_examples
 from dspyer.optimize.field_functions import NO_GOLD, FieldResult, wrong_text
 from dspyer.optimize.field_metric import FieldMetric, graphs_in
-from dspyer.optimize.gold_layer import GoldLayer, ItemLayer
+from dspyer.optimize.gold_layer import SHEET, GoldLayer, ItemLayer
 from dspyer.patch import Replace
 
 Scope = tuple[str, tuple[str, ...]]
@@ -359,10 +359,15 @@ class Sheet:
 
     def _judged(self, value: Value) -> list[Value]:
         """A value with its verdict, if the example is known; the items of a list one by one, if gold has as many."""
-        metric, example = self._metric, self._example
-        key = metric._key_for(value.path, value.field)
-        if example is None or value.folds or key is None or (key in self._unused and key != metric.goal):
+        key, goal = self._metric._key_for(value.path, value.field), self._metric.goal
+        if self._example is None or value.folds or key is None or (key in self._unused and key != goal):
             return [value]
+        layer = (dspy.settings.get(SHEET) or [None])[-1]
+        with dspy.context(**{SHEET: (None, "", layer), TRACE: None}):  # a metric may call an LM, or a graph
+            return self._compared(value, key)
+
+    def _compared(self, value: Value, key: str) -> list[Value]:
+        metric, example = self._metric, self._example
         value.key, value.gold = key, metric._gold(key, example, value.state)
         part, gold = value.part, value.gold
         if part is not None and isinstance(gold, list | tuple):

@@ -170,6 +170,14 @@ def test_a_caller_has_read_the_outputs_of_its_sub_agent_alone() -> None:
     assert len(lm.calls) == 6, "a run and a gold run"
 
 
+def test_a_metric_may_run_a_graph() -> None:
+    """Its nodes are none of the program, also if their names are."""
+    judging = Graph(inputs=["given"]).add_node("last", fake("given -> c", "3")).add_path(START, "last", END).compile()
+    program = path(("first", fake("q -> a", "x")), ("last", FakePredict("a -> c", lambda a: "3" if a == "1" else "x")))
+    found = judge(program, "a", c=lambda example, c: judging(given=c).c == c)
+    assert (found.shares, found.suspects) == ({"first": 1.0}, ())
+
+
 def test_what_was_so_before_is_written_too() -> None:
     """A function gives a default of the schema: what has read it has read what the function had read."""
     middle = ("join", lambda a: {"b": "" if a == "x" else "2"})
