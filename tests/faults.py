@@ -544,8 +544,8 @@ FAULTS: tuple[Fault, ...] = (
     Fault(
         name="right_in_the_run_is_blamed",
         file="dspyer/optimize/gold_run.py",
-        old='if value.replaced or value.verdict == "right" or value.place in self._right:',
-        new='if value.replaced or value.verdict == "right":',
+        old='if not (value.replaced or value.verdict == "right" or value.place in self._right):',
+        new='if not (value.replaced or value.verdict == "right"):',
         loss="who has read a value that is right in the run itself, and wrong after gold, is excused",
         tests=("tests/optimize/test_gold_runs.py", "tests/optimize"),
     ),

@@ -102,7 +102,7 @@ class Value:
 
     @property
     def is_item(self) -> bool:
-        """Whether it is an item of a map."""
+        """Return whether it is an item of a map."""
         return self.mapped and self.item is not None
 
     @property
@@ -202,14 +202,13 @@ class Sheet:
         self._names = {id(one): name for name, one in self.program.named_predictors()}
         self._graphs = {id(graph): path for path, graph in graphs_in(self.program)}
         self._runs: dict[Scope, _Run] = {}  # those inside of another one before it
-        self._paths: dict[tuple[Scope, str], tuple[str, ...]] = {}  # of the node of each execution that has begun
+        self._paths: dict[tuple[Scope, str], tuple[str, ...]] = {}  # of nodes by execution; by '' of the graph
         self._items: dict[tuple[Scope, int], int] = {}  # the item of a map that made a step, by id of its outputs
         self._owners: dict[int, _Run] = {}  # the innermost run of each step
         self._inside = defaultdict[Any, list[_Run]](list)  # runs, by the scope and the execution that has called them
         self._unchecked: dict[tuple[Scope, str], list[Sequence[Value]]] = {}  # what waits for the verdict of its check
         self._callers: dict[str, tuple[Scope, str]] = {}  # the execution whose code began an outermost run
         self._counts = Counter[Any]()  # of the runs that each has begun
-        self._prefixes: dict[str, tuple[str, ...]] = {}  # of each outermost run, the attribute of its graph
         self._lock = Lock()
 
     @cached_property
@@ -242,7 +241,7 @@ class Sheet:
             # The same in another run, in which items may begin in another order.
             root = f"{caller if caller[1] else ''}{self._counts[caller]:05}"
             self._counts[caller] += 1
-            self._callers[root], self._prefixes[root] = caller, self._graphs.get(id(run.program), ())
+            self._callers[root], self._paths[(root, ()), ""] = caller, self._graphs.get(id(run.program), ())
             return root
 
     def enter(self, root: str, call: Call) -> Watched:
@@ -258,7 +257,7 @@ class Sheet:
 
     def _around(self, scope: Scope) -> tuple[str, ...]:
         root, around = scope
-        return self._paths[(root, around[:-1]), whole_execution(around[-1])] if around else self._prefixes[root]
+        return self._paths[(root, around[:-1]), whole_execution(around[-1]) if around else ""]
 
     def judged(self, visit: Watched, node: Node, output: Output) -> list[list[Value]]:
         """The values that a node has written, judged if the example is known: a list per field, of items of a map."""
@@ -402,7 +401,7 @@ class Sheet:
             run.made = {name for name, one in run.given.items() if not around and not self._is_given({name: thaw(one)})}
         self._add_outside()
         self.values.sort(key=self._order)
-        linked = [(value, of) for value in self.values if (of := self._run_of(value)) is not None]
+        linked = [(one, run) for one in self.values for run, _ in self._entry(one.scope, one.commit)]
         for value, run in linked:
             run.values[value.commit, value.field].append(value)
             if value.field not in run.entries[value.commit].commit.patch:
@@ -427,10 +426,11 @@ class Sheet:
                             one.lost = side != run.ids[winner] and id(one) not in read
         return self
 
-    def _run_of(self, value: Value) -> _Run | None:
-        """The run in which a value was committed."""
-        run = self._runs.get(value.scope)
-        return run if run is not None and value.commit in run.entries else None
+    def _entry(self, scope: Scope, execution: str) -> list[tuple[_Run, Any]]:
+        """The run of an execution, and what it has committed; nothing if it has not."""
+        run = self._runs.get(scope)
+        entry = None if run is None else run.entries.get(whole_execution(execution))
+        return [] if run is None or entry is None else [(run, entry)]
 
     def _add_outside(self) -> None:
         """Adds what predictors have given that a hand-written module calls itself, outside of its graphs."""
@@ -448,9 +448,8 @@ class Sheet:
         root, around = value.scope
         found: list[Any] = [root]
         for depth, execution in enumerate((*around, value.commit)):
-            run = self._runs.get((root, around[:depth]))
-            entry = None if run is None else run.entries.get(whole_execution(execution))
-            found += [(math.inf, ()) if entry is None else (entry.commit.step, entry.commit.branch), execution]
+            known = self._entry((root, around[:depth]), execution)
+            found += [(known[0][1].commit.step, known[0][1].commit.branch) if known else (math.inf, ()), execution]
         return [*found, (math.inf, ()), value.item or 0]  # a node after those inside of it
 
     def _steps(self, value: Value, run: _Run) -> tuple[PredictorCall, ...]:
@@ -471,15 +470,18 @@ class Sheet:
                 yield from self._last(inner, name)
         if value.kind == "graph":
             return
-        checks = {check.into for check in run.graph.rejecting.values()}  # problems are no values of the program
-        routed, parents = value.kind == "router", run.parents[value.commit]
-        sources, at = run.of(value.commit), value.commit if routed else parents[0]
-        for field, commits in (sources.routers if routed else sources.node).items():
-            yield from () if field in checks else self._at(run, field, commits, at)
+        sources, parents = run.of(value.commit), run.parents[value.commit]
+        if value.kind == "router":
+            yield from self._all(run, sources.routers, value.commit)
+        else:
+            yield from self._all(run, sources.node, parents[0])
         for parent in parents:  # what led here; a router that is a function passes on what it read
-            yield from run.labels.get(parent, ())
-            for field, commits in {} if parent in run.labels else run.of(parent).routers.items():
-                yield from self._at(run, field, commits, parent)
+            yield from run.labels.get(parent) or self._all(run, run.of(parent).routers, parent)
+
+    def _all(self, run: _Run, found: Mapping[str, Sequence[str]], at: str) -> Iterator[Value]:
+        """The values of fields after a commit, given those behind each."""
+        for field, commits in found.items():
+            yield from self._at(run, field, commits, at)
 
     def _last(self, run: _Run, field: str) -> list[Value]:
         """The values of a field at the end of a run."""
@@ -501,9 +503,9 @@ class Sheet:
             whole.value, whole.state = thaw(state.raw(field)), state
             self._judged(whole, folded=True)
             if whole.verdict == "wrong" and at != run.last:  # others may add to it
-                rest, is_list = iter(whole.gold if isinstance(whole.gold, list) else ()), isinstance(whole.gold, list)
-                begun = is_list and all(one in rest for one in whole.value)
-                whole.result = FieldResult(1.0) if begun else whole.result if is_list else None
+                rest = iter(whole.gold if isinstance(whole.gold, list) else ())
+                begun = all(one in rest for one in whole.value)
+                whole.result = FieldResult(1.0) if begun else whole.result if isinstance(whole.gold, list) else None
             if len(parts) > 1 and whole.result is not None:
                 self.values.append(whole)
             run.wholes[key] = whole
@@ -533,11 +535,12 @@ class Sheet:
         for one in self.values if scope == OUTSIDE else ():
             if one.scope == OUTSIDE and (value is None or int(one.commit) < int(value.commit)):
                 yield one
-        for run in self._inside[caller]:
+        for run in self._inside.get(caller, ()):
             if value is not None or run.scope[0] < root:
                 for name in run.written:
                     yield from self._last(run, name)
-        yield from self._read_by(scope, execution)
+        for run, entry in self._entry(scope, execution):
+            yield from self._all(run, run.of(entry.commit.id).node, run.parents[entry.commit.id][0])
 
     def _given(self, run: _Run, field: str) -> Iterator[Value]:
         """The values behind an input of a run: those that the node around it had read."""
@@ -545,22 +548,11 @@ class Sheet:
         if not around:  # code around the graphs gave it: of the example, or made of what an earlier graph gave
             yield from self._made_before(None, root) if field in run.made else ()
             return
-        outer = self._runs.get((root, around[:-1]))
-        entry = None if outer is None else outer.entries.get(whole_execution(around[-1]))
-        if outer is None or entry is None:
-            return
-        node = outer.graph.nodes[entry.commit.node]
-        of_item = node.mapped is not None and field == node.mapped.item
-        name = node.mapped.over if of_item else ((node.inner or node).reads or {}).get(field, field)
-        yield from self._read_by(outer.scope, entry.commit.id, name)
-
-    def _read_by(self, scope: Scope, execution: str, *fields: str) -> Iterator[Value]:
-        """The values that the node of an execution has read, of some fields or of all."""
-        run, commit = self._runs.get(scope), whole_execution(execution)
-        found = run.of(commit).node if run is not None and commit in run.entries else {}
-        for field in fields or found:
-            if run is not None and field in found:
-                yield from self._at(run, field, found[field], run.parents[commit][0])
+        for outer, entry in self._entry((root, around[:-1]), around[-1]):
+            node, commit = outer.graph.nodes[entry.commit.node], entry.commit.id
+            of_item = node.mapped is not None and field == node.mapped.item
+            name = node.mapped.over if of_item else ((node.inner or node).reads or {}).get(field, field)
+            yield from self._at(outer, name, outer.of(commit).node.get(name, ()), outer.parents[commit][0])
 
 
 def _head(call: Call) -> int:
@@ -644,24 +636,16 @@ class Carried:
         """The unknown values that a value carries; none if it is right."""
         if value not in self._known:
             self._known[value] = ()  # siblings may have read each other's posts: a cycle carries nothing
-            self._known[value] = self._found(value)
+            if not (value.replaced or value.verdict == "right" or value.place in self._right):
+                read = None if value.verdict == "wrong" else self.read(value)
+                # A function passes on what it read.
+                self._known[value] = read if read is None or not value.predictors else (*read, value)
         return self._known[value]
-
-    def _found(self, value: Value) -> tuple[Value, ...] | None:
-        if value.replaced or value.verdict == "right" or value.place in self._right:
-            return ()
-        read = None if value.verdict == "wrong" else self.read(value)
-        return read if read is None or not value.predictors else (*read, value)  # a function passes on what it read
 
     def read(self, value: Value) -> tuple[Value, ...] | None:
         """The unknown values that all carry which were read for a value."""
-        found: dict[Value, None] = {}
-        for one in value.reads:
-            carried = self.by(one)
-            if carried is None:
-                return None
-            found.update(dict.fromkeys(carried))
-        return tuple(found)
+        found = [self.by(one) for one in value.reads]
+        return None if None in found else tuple(dict.fromkeys(one for carried in found for one in carried or ()))
 
     def is_right(self, value: Value) -> bool:
         """Tell if all that was read for a value is right: what it is depends on its author alone."""
@@ -771,14 +755,13 @@ def culprits(program: dspy.Module, example: dspy.Example, metric: FieldMetric) -
         if one is not None and one.error is not None:
             raise one.error
     found, tunable = faults(run, gold), {name for name, _ in program.named_predictors()}
-    shares: dict[str, float] = {}
-    texts: dict[str, dict[str, None]] = {}
+    shares, texts, known = defaultdict[str, float](float), defaultdict[str, dict[str, None]](dict), set[str]()
     for fault in found:
         names = fault.suspects or (fault.value.name,)
+        known |= {*names} if fault.known else set()
         for name in names:
-            shares[name] = shares.get(name, 0.0) + 1 / len(names)
-            texts.setdefault(name, {})[run.text_of(fault.value)] = None
-    known = {name for fault in found if fault.known for name in fault.suspects or (fault.value.name,)}
+            shares[name] += 1 / len(names)
+            texts[name][run.text_of(fault.value)] = None
     ordered = {name: share / len(found) for name, share in sorted(shares.items(), key=lambda part: -part[1])}
     return Culprits(
         ordered,
