@@ -13,7 +13,6 @@ from pydantic_core import to_jsonable_python
 from dspyer.errors import annotate, brief, list_names, suggestion, with_article
 from dspyer.extend import is_async, read_signature
 from dspyer.lm.not_public import TRACE
-from dspyer.optimize.gold_layer import SHEET
 
 logger = logging.getLogger("dspyer")
 
@@ -21,6 +20,10 @@ LONGEST = 2000  # characters of a value in feedback
 ROUNDING = 1e-6  # beyond 0 or 1, or below 1: weights that add up to 1 on paper add up to 0.9999999999999999
 NO_GOLD: Final[Any] = object()  # of a value whose metric only judges, or of an example without gold
 NONE_FOR = "For examples without gold, give a function that returns None: equals(lambda example: example.get({!r}))"
+
+SHEET: Final = "dspyer_sheet"
+"""The setting with the sheet of the call of a program, the key of the outermost run in it, and the layer that has
+put them there. DSPy carries it to the threads of nodes."""
 
 
 class FieldResult(NamedTuple):
