@@ -58,8 +58,7 @@ class GoldLayer(Layer):
         """A block around a run: at its end, the sheet learns what its nodes have read."""
         sheet, root, layer = dspy.settings.get(SHEET) or (None, "", None)
         if not run.scope:  # it may be called by the code of a node
-            around = root if layer is self else None
-            sheet = sheet if layer is self else self.sheet()
+            sheet, around = (sheet, root) if layer is self else (self.sheet(), None)
             root = "" if sheet is None else sheet.begin(run, around)
         with dspy.context(**{SHEET: (sheet, root, self)}):
             try:
@@ -73,11 +72,9 @@ class GoldLayer(Layer):
         sheet, root, _ = dspy.settings[SHEET]
         node = call.runner.session.graph.nodes.get(call.node)
         part = call.context.delegate.part
-        if sheet is None:
-            return (yield from inner(call))
-        if part == "route":
+        if sheet is not None and part == "route":
             return (yield from wrapped(inner(call), lambda step: Labelled(step, sheet, root)))
-        if part or node is None:  # what condenses a value, which is judged after it
+        if sheet is None or part or node is None:  # a part condenses a value, which is judged after it
             return (yield from inner(call))
         visit = sheet.enter(root, call)
         output: Output = yield from inner(call)
@@ -91,12 +88,10 @@ class GoldLayer(Layer):
             if sheet.again and is_wrong(found) and may_ask_again(call, node, output):
                 output, found = yield from self._ask_again(sheet, visit, inner, output, found)
             gold = sheet.written(visit, found)
-        if not gold:
-            return output
-        kept = {field: value for field, value in output.updates.items() if field not in gold}
-        # Not `call.reply`: gold that has waited for its check is committed with what that writes.
-        replaced: Output = output.call.made(output.call, Reply({**kept, **gold}, output.goto))
-        return replaced._replace(exchange=output.exchange)
+        if gold:  # not by `call.reply`: gold that has waited for its check is committed with what that writes
+            replaced = output.call.made(output.call, Reply({**output.updates, **gold}, output.goto))
+            output = replaced._replace(exchange=output.exchange)
+        return output
 
     def _ask_again(
         self, sheet: Sheet, visit: Watched, inner: Inner, first: Output, judged: Any

@@ -122,9 +122,10 @@ class Value:
 
 
 class Watched(NamedTuple):
-    """A call of a node in a run that is watched: the run, the execution, and the path of the node."""
+    """A call of a node: the place in the log of the commit before it, the run, the execution, the path of the node."""
 
     call: Call
+    head: int
     scope: Scope
     execution: str
     path: tuple[str, ...]
@@ -172,8 +173,8 @@ class Sheet:
 
     Attributes:
         program: the program.
-        metric: the metric by field.
         example: the example; None if `judge` gives it later: then nothing is replaced.
+        metric: the metric by field.
         replaces: the keys whose gold is put in the place of what is wrong.
         unused: the keys that are treated as having no metric.
         again: how often a node whose output is wrong is asked again.
@@ -186,8 +187,8 @@ class Sheet:
     """
 
     program: dspy.Module
+    example: Any
     metric: FieldMetric
-    example: Any = None
     replaces: Collection[str] = ()
     unused: Collection[str] = ()
     again: int = 0
@@ -210,6 +211,23 @@ class Sheet:
         self._callers: dict[str, tuple[Scope, str]] = {}  # the execution whose code began an outermost run
         self._counts = Counter[Any]()  # of the runs that each has begun
         self._lock = Lock()
+
+    def observe(self) -> Sheet:
+        """Calls the program on the example, and notes what its nodes write, with gold for some keys.
+
+        What the program raises is in `error`, but for what must not be held back: a budget, a stop, Ctrl-C.
+        """
+        with using(GoldLayer(lambda: self), ItemLayer()), dspy.context(**{TRACE: []}):
+            self.trace = dspy.settings[TRACE]
+            try:
+                self.prediction = self.program(**self.example.inputs())
+            except Exception as error:
+                if isinstance(error, RunStoppedError):
+                    raise
+                if names := dict.fromkeys(f"`{value.key}`" for value in self.values if value.replaced):
+                    annotate(error, f"in a gold run, with gold for {' and '.join(names)}")
+                self.error = error
+        return self.link()
 
     @cached_property
     def right(self) -> bool:
@@ -248,7 +266,8 @@ class Sheet:
         """Notes the node of an execution before it is called: the runs inside of it ask for its path."""
         scope, execution = (root, call.runner.session.scope), call.context.delegate.execution
         path = self._paths[scope, execution] = (*self._around(scope), call.node)
-        return Watched(call, scope, execution, path)
+        position: Any = call.context.delegate.position
+        return Watched(call, position.head, scope, execution, path)
 
     def made_item(self, root: str, call: Call) -> None:
         """Notes the steps of an item of a map, which has been called."""
@@ -261,7 +280,7 @@ class Sheet:
 
     def judged(self, visit: Watched, node: Node, output: Output) -> list[list[Value]]:
         """The values that a node has written, judged if the example is known: a list per field, of items of a map."""
-        call, place = visit.call, visit[1:]
+        call, head, place = visit.call, visit.head, visit[2:]
         graph = call.runner.session.graph
         schema, own = graph.topology.schema, {field: name for name, field in (node.writes or {}).items()}
         fixes = {check.fix for check in graph.checks.values()}
@@ -278,7 +297,7 @@ class Sheet:
                 made.mapped, outputs = True, () if node.inner is None else tuple(node.inner.writes or ())
                 made.output = outputs[0] if len(outputs) == 1 else field  # an item is the one value, or a dict
             elif reducer is not None:
-                made.item, made.value = sent_entry(call, output.updates.get(field), reducer.name) or (None, value)
+                made.item, made.value = sent_entry(call, head, output.updates.get(field), reducer.name) or (None, value)
                 made.folds = made.item is None
             made.may_replace = field not in schema.live_fields and not made.folds
             found.append(self._judged(made))
@@ -289,14 +308,14 @@ class Sheet:
     def failed(self, visit: Watched, output: Output) -> None:
         """Adds the failure of a node after which the run goes on: no metric judges it, but it has led to a handler."""
         field = next(iter(output.patch), "")
-        self._add([Value(*visit[1:], field, field, output.failure, output.after, "failure", leads=True)])
+        self._add([Value(*visit[2:], field, field, output.failure, output.after, "failure", leads=True)])
 
     def checked(self, visit: Watched, output: Output) -> dict[str, Any]:
         """Notes what a check has found, which is no value of the program; returns the gold that has waited for it."""
         session = visit.call.runner.session
         check = session.graph.rejecting[visit.call.node]
         problems, refused = output.after.get(check.into, ()), output.goto is not None and check.fix is not None
-        before = [(visit.scope, one) for one in check.output_before(session.run.log, _head(visit.call))]
+        before = [(visit.scope, one) for one in check.output_before(session.run.log, visit.head)]
         self.problems |= {place: list(problems) for place in before if problems}
         found = [values for place in before if not refused for values in self._unchecked.pop(place, ())]
         return self._gold_in(session.graph, found)
@@ -421,9 +440,9 @@ class Sheet:
         for run in self._runs.values():  # what has lost a merge, unread
             for id_, entry in run.entries.items():
                 for (name, *rest), winner in entry.winners.items():
-                    for side in () if rest else run.of(id_).node.get(name, ()):
-                        for one in run.values.get((side, name), ()):
-                            one.lost = side != run.ids[winner] and id(one) not in read
+                    lost = [] if rest else [one for one in run.of(id_).node.get(name, ()) if one != run.ids[winner]]
+                    for value in [one for side in lost for one in run.values.get((side, name), ())]:
+                        value.lost = id(value) not in read
         return self
 
     def _entry(self, scope: Scope, execution: str) -> list[tuple[_Run, Any]]:
@@ -555,50 +574,14 @@ class Sheet:
             yield from self._at(outer, name, outer.of(commit).node.get(name, ()), outer.parents[commit][0])
 
 
-def _head(call: Call) -> int:
-    """The place in the log of the commit before an execution of a run."""
-    position = call.context.delegate.position
-    assert position is not None
-    return position.head
-
-
-def sent_entry(call: Call, update: Any, reducer: str) -> tuple[int, Any] | None:
+def sent_entry(call: Call, head: int, update: Any, reducer: str) -> tuple[int, Any] | None:
     """The position of its `Send` and the entry that its target adds to a list; None for anything else."""
     entries = [update] if reducer == "append" else update
     if call.overlay is None or not isinstance(entries, list | tuple) or len(entries) != 1:
         return None
-    before = call.runner.session.run.log[_head(call)]
+    before = call.runner.session.run.log[head]
     rest = call.context.branch[len(before.commit.branch) :] if len(before.sends) > 1 else (0,)
     return (rest[0], entries[0]) if before.sends and rest else None
-
-
-def observe(
-    program: dspy.Module,
-    example: dspy.Example,
-    metric: FieldMetric,
-    replaces: Collection[str] = (),
-    unused: Collection[str] = (),
-    again: int = 0,
-    after_checks: bool = False,
-) -> Sheet:
-    """One call of a program on an example: what its nodes have written, judged, with gold for some keys.
-
-    What the program raises is in `sheet.error`, but for what must not be held back: a budget, a stop, Ctrl-C. With
-    `again`, a node whose output is wrong is asked up to so many times more before gold is put in; with `after_checks`,
-    a checked output waits for its check.
-    """
-    sheet = Sheet(program, metric, example, replaces, unused, again, after_checks)
-    with using(GoldLayer(lambda: sheet), ItemLayer()), dspy.context(**{TRACE: []}):
-        sheet.trace = dspy.settings[TRACE]
-        try:
-            sheet.prediction = program(**example.inputs())
-        except Exception as error:
-            if isinstance(error, RunStoppedError):
-                raise
-            if names := dict.fromkeys(f"`{value.key}`" for value in sheet.values if value.replaced):
-                annotate(error, f"in a gold run, with gold for {' and '.join(names)}")
-            sheet.error = error
-    return sheet.link()
 
 
 # --- who is responsible
@@ -670,17 +653,14 @@ def faults(run: Sheet, gold: Sheet | None) -> list[Fault]:
     right = {one.place for one in run.values if one.lost or (gold is not None and one.verdict == "right")}
     carried, found = Carried(gold or run, right), list[Fault]()
     for value in (gold or run).values:
-        if value.verdict != "wrong" or value.place in right or (value.kind == "fix" and gold is not None):
-            continue
-        read = carried.read(value)
-        if read is not None:
-            found.append(Fault(value, (*read, value), carried.is_right(value)))
-    if gold is not None:  # in a gold run, a node that corrects has nothing to correct
-        carried = Carried(run)
-        for value in run.values:
-            if value.kind == "fix" and value.verdict == "wrong":
-                others = [carried.by(one) for one in value.reads if one.field != value.field]
-                found += [] if None in others else [Fault(value, (value,), True)]
+        if value.verdict == "wrong" and value.place not in right and (value.kind != "fix" or gold is None):
+            read = carried.read(value)
+            found += [] if read is None else [Fault(value, (*read, value), carried.is_right(value))]
+    fixes = [one for one in run.values if one.kind == "fix" and one.verdict == "wrong" and gold is not None]
+    carried = Carried(run) if fixes else carried
+    for value in fixes:  # in a gold run, a node that corrects has nothing to correct
+        if None not in [carried.by(one) for one in value.reads if one.field != value.field]:
+            found.append(Fault(value, (value,), True))
     return found
 
 
@@ -749,11 +729,10 @@ def culprits(program: dspy.Module, example: dspy.Example, metric: FieldMetric) -
         100 % count (not tunable): `words` is 9, expected 2.
     """
     validate(program, metric, "culprits", example=[example])
-    run = observe(program, example, metric)
-    gold = observe(program, example, metric, metric.gold_keys) if is_read(run, metric.gold_keys) else None
-    for one in (run, gold):
-        if one is not None and one.error is not None:
-            raise one.error
+    run, keys = Sheet(program, example, metric).observe(), metric.gold_keys
+    gold = Sheet(program, example, metric, keys).observe() if is_read(run, keys) else None
+    if error := run.error or (gold and gold.error):
+        raise error
     found, tunable = faults(run, gold), {name for name, _ in program.named_predictors()}
     shares, texts, known = defaultdict[str, float](float), defaultdict[str, dict[str, None]](dict), set[str]()
     for fault in found:
