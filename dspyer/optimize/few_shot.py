@@ -16,7 +16,7 @@ from dspyer.extend import freeze, same
 from dspyer.lm.not_public import Hasher
 from dspyer.optimize.examples import validate
 from dspyer.optimize.field_metric import FieldMetric
-from dspyer.optimize.gold_run import Carried, PredictorCall, Sheet, faults, observe
+from dspyer.optimize.gold_run import Carried, PredictorCall, Sheet, faults
 
 logger = logging.getLogger("dspyer")
 
@@ -178,7 +178,7 @@ class FewShot(dspy.BootstrapFewShot):
                 predictor.demos = [one for one in demos if one != example]
             with dspy.context(**self.teacher_settings):
                 metric, again = self._field_metric, self.rollouts
-                return observe(self.teacher, example, metric, metric.gold_keys, again=again, after_checks=True)
+                return Sheet(self.teacher, example, metric, metric.gold_keys, (), again, after_checks=True).observe()
         finally:
             for predictor, demos in kept:
                 predictor.demos = demos

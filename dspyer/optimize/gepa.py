@@ -24,7 +24,7 @@ from dspyer.lm.not_public import CALLERS, COUNT_CALLS, METRIC, TRACE, FailedPred
 from dspyer.optimize.examples import in_threads, validate
 from dspyer.optimize.field_metric import FieldMetric
 from dspyer.optimize.gold_layer import GoldLayer, ItemLayer
-from dspyer.optimize.gold_run import Carried, Fault, Sheet, Value, faults, is_read, observe
+from dspyer.optimize.gold_run import Carried, Fault, Sheet, Value, faults, is_read
 
 logger = logging.getLogger("dspyer")
 
@@ -148,8 +148,8 @@ class GoldSelector:
         with self._lock:
             found = self._open.get(id(trace))
             if found is None:
-                found = self._open[id(trace)] = Sheet(self._metric)
-                found.trace, found.program = trace, (dspy.settings.get(CALLERS) or [None])[0]
+                program = dspy.settings[CALLERS][0]
+                found = self._open[id(trace)] = Sheet(program, None, self._metric, trace=trace)
             return found
 
     def judge(
@@ -231,7 +231,7 @@ class GoldSelector:
         wanted = [case for case in found if is_read(case.run, keys)]
 
         def make(case: Case) -> Sheet:
-            return observe(case.run.program, case.trajectory["example"], self._metric, keys, self._unused)
+            return Sheet(case.run.program, case.trajectory["example"], self._metric, keys, self._unused).observe()
 
         for case, gold in zip(wanted, in_threads(make, wanted, self._threads), strict=True):
             case.gold = gold

@@ -20,7 +20,7 @@ from dspyer.layers.layer import layers_around
 from dspyer.lm.tracing import Steps, append_to_trace, execute_attempt, step_count, take_steps
 
 if TYPE_CHECKING:
-    from dspyer.optimize.gold_run import Sheet
+    from dspyer.optimize.gold_run import Sheet, Watched
 
 ROLLOUT_STRIDE = 10**6
 """Times that of later attempts (`lm.requests.STRIDE`): so that what is asked again has other rollout ids."""
@@ -61,8 +61,7 @@ class GoldLayer(Layer):
         """A block around a run: at its end, the sheet learns what its nodes have read."""
         sheet, root, layer = dspy.settings.get(SHEET) or (None, "", None)
         if not run.scope:  # it may be called by the code of a node
-            around = root if layer is self else None
-            sheet = sheet if layer is self else self.sheet()
+            sheet, around = (sheet, root) if layer is self else (self.sheet(), None)
             root = "" if sheet is None else sheet.begin(run, around)
         with dspy.context(**{SHEET: (sheet, root, self)}):
             try:
@@ -76,36 +75,35 @@ class GoldLayer(Layer):
         sheet, root, _ = dspy.settings[SHEET]
         node = call.runner.session.graph.nodes.get(call.node)
         part = call.context.delegate.part
-        if sheet is None:
-            return (yield from inner(call))
-        if part == "route":
+        if sheet is not None and part == "route":
             return (yield from wrapped(inner(call), lambda step: Labelled(step, sheet, root)))
-        if part or node is None:  # what condenses a value, which is judged after it
+        if sheet is None or part or node is None:  # a part condenses a value, which is judged after it
             return (yield from inner(call))
-        sheet.enter(root, call)
+        visit = sheet.enter(root, call)
         output: Output = yield from inner(call)
         if output.failure is not None:
-            sheet.failed(root, call, output)
+            sheet.failed(visit, output)
             return output
-        found = sheet.judged(root, call, node, output)
-        if sheet.again and is_wrong(found) and may_ask_again(call, node, output):
-            output, found = yield from self._ask_again(sheet, root, call, inner, output, found)
-        gold = sheet.written(call, found)
-        if not gold:
-            return output
-        kept = {field: value for field, value in output.updates.items() if field not in gold}
-        # Not `call.reply`: gold that has waited for its check is committed with what that writes.
-        replaced: Output = output.call.made(output.call, Reply({**kept, **gold}, output.goto))
-        return replaced._replace(exchange=output.exchange)
+        if call.node in call.runner.session.graph.rejecting:
+            gold = sheet.checked(visit, output)
+        else:
+            found = sheet.judged(visit, node, output)
+            if sheet.again and is_wrong(found) and may_ask_again(call, node, output):
+                output, found = yield from self._ask_again(sheet, visit, inner, output, found)
+            gold = sheet.written(visit, found)
+        if gold:  # not by `call.reply`: gold that has waited for its check is committed with what that writes
+            replaced = output.call.made(output.call, Reply({**output.updates, **gold}, output.goto))
+            output = replaced._replace(exchange=output.exchange)
+        return output
 
     def _ask_again(
-        self, sheet: Sheet, root: str, call: Call, inner: Inner, first: Output, judged: Any
+        self, sheet: Sheet, visit: Watched, inner: Inner, first: Output, judged: Any
     ) -> Script[tuple[Output, Any]]:
         """The first right output of a node that is asked again, with its values; that of its call if none is right.
 
         It is no retry: nothing has failed. Its LM calls have rollout ids of their own.
         """
-        session, last, execution = call.runner.session, first.call.context.delegate, call.context.delegate.execution
+        session, last, execution = visit.call.runner.session, first.call.context.delegate, visit.execution
         kept = take_steps(0)
         known = list(session.notes.failed_attempts.get(execution, ()))
 
@@ -113,7 +111,7 @@ class GoldLayer(Layer):
             session.lose_steps(last, last.number, steps)
 
         for time in range(1, sheet.again + 1):
-            again = first.call.of_attempt(last.next(last.number))._replace(made=call.made)
+            again = first.call.of_attempt(last.next(last.number))._replace(made=visit.call.made)
             execute_attempt(last.number)
             try:
                 output: Output = yield from wrapped(inner(again), apart_from_earlier(ROLLOUT_STRIDE * time, lose))
@@ -121,7 +119,7 @@ class GoldLayer(Layer):
                 if always_raised(unwrap_stop_iteration(error)):
                     raise
             else:
-                found = sheet.judged(root, again, session.graph.nodes[call.node], output)
+                found = sheet.judged(visit, session.graph.nodes[again.node], output)
                 if not is_wrong(found):
                     lose(kept)
                     return output, found

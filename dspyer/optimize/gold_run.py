@@ -11,9 +11,11 @@ of one call of a program have written, at any depth, and what they had read. `bl
 from __future__ import annotations
 
 import math
+from collections import Counter, defaultdict
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from dataclasses import field as made
+from functools import cache
 from threading import Lock
 from typing import Any, NamedTuple
 
@@ -23,7 +25,7 @@ from dspyer import Replace
 from dspyer.errors import RunStoppedError, shows_removed
 from dspyer.events import TraceStep
 from dspyer.extend import Address, Call, Node, Output, freeze, part_id, same, thaw, using, whole_execution
-from dspyer.lm.not_public import CALLERS, TRACE
+from dspyer.lm.not_public import TRACE
 from dspyer.lm.tracing import original_id
 from dspyer.optimize.examples import validate
 from dspyer.optimize.field_functions import NO_GOLD, FieldResult, wrong_text
@@ -46,44 +48,25 @@ class PredictorCall(NamedTuple):
     outputs: Any
 
 
-class Part(NamedTuple):
-    """The part of gold that a value is compared with, if it is a part of a list.
-
-    Attributes:
-        position: the index of the entry that a `Send` target adds; None for a map, whose items are compared one by one.
-        entry: that entry.
-    """
-
-    position: int | None = None
-    entry: Any = None
-
-
 @dataclass(slots=True, eq=False)
 class Value:
     """A value that a node, an item of a map, or a router has written.
 
     Attributes:
-        scope: the run in which it was written.
-        commit: the id of its commit in that run.
-        path: the node, after the nodes around it and the attribute of its graph in a module.
-        field: the field of its graph.
-        output: the name that the node has for it.
+        output: the name that the node has for its field.
         value: what was written, before gold was put in its place.
         state: the state with it.
         kind: `"node"`, `"graph"` for a node that passes on what the nodes inside of it have written, `"fix"` for one
             that corrects what a check has refused, `"router"`, `"failure"` for what led to the handler of one.
-        part: how it is compared with a list; None for a whole value.
-        item: its index in the list of a map; None for a whole value.
+        mapped: whether it is the list of a map, or an item of it.
+        item: its index in such a list, or in the one to which a `Send` target adds it; None for a whole value.
         key: the key of its metric; None if it has none.
-        result: what the metric found; None if it was not judged.
         gold: what is right; `NO_GOLD` if that is unknown.
         may_replace: whether gold can be put in its place: not in a live field, nor in what a reducer folds.
         folds: whether a reducer folds it into what others have written: it is judged with that, where it is read.
         leads: whether it decides what runs next: of a router, or of a node that gives a `Command`.
         lost: whether a merge policy has preferred another one, before anything has read it.
-        replaced: whether gold was put in its place.
         steps: the calls of predictors that made it, none of a graph; known after `Sheet.link`, as is the next.
-        reads: the values that were read for it.
     """
 
     scope: Scope
@@ -94,7 +77,7 @@ class Value:
     value: Any
     state: Any
     kind: str = "node"
-    part: Part | None = None
+    mapped: bool = False
     item: int | None = None
     key: str | None = None
     result: FieldResult | None = None
@@ -118,6 +101,11 @@ class Value:
         return tuple(dict.fromkeys([step.predictor for step in self.steps]))
 
     @property
+    def is_item(self) -> bool:
+        """Return whether it is an item of a map."""
+        return self.mapped and self.item is not None
+
+    @property
     def name(self) -> str:
         """The path of its node as a text."""
         return ".".join(self.path)
@@ -133,122 +121,146 @@ class Value:
         return "" if self.result is None else wrong_text(self.output, self.value, self.result, self.gold)
 
 
-class _Ended:
-    """The facts of one run, once it has ended."""
+class Watched(NamedTuple):
+    """A call of a node: the place in the log of the commit before it, the run, the execution, the path of the node."""
 
-    def __init__(self, run: Any) -> None:
-        self.graph = run.graph
+    call: Call
+    head: int
+    scope: Scope
+    execution: str
+    path: tuple[str, ...]
+
+
+class _Run:
+    """One run, once it has ended: what its nodes have read, and the values that they have written."""
+
+    def __init__(self, scope: Scope, run: Any) -> None:
+        self.scope, self.graph, self.given = scope, run.graph, run.run_start.patch
         self.entries = {entry.commit.id: entry for entry in run.run.log}
         self.ids = list(self.entries)
         self.parents = {id_: [self.ids[at] for at in entry.parents] for id_, entry in self.entries.items()}
-        self.written = dict.fromkeys(field for entry in run.run.log[1:] for field in entry.commit.patch)
-        self.given = run.run_start.patch
         self.last = next((id_ for id_ in reversed(self.ids) if not self.entries[id_].commit.branch), "")
+        self.written = dict.fromkeys(field for entry in run.run.log[1:] for field in entry.commit.patch)
         self.reads = run.reads()
-        self.steps: dict[str, list[TraceStep]] = {}
+        self.of = cache(self.reads.of)
+        self.steps = defaultdict[str, list[TraceStep]](list)
         for step in run.trace_steps(run.run):
-            self.steps.setdefault(step.execution, []).append(step)
-        self.values: dict[tuple[str, str], list[Value]] = {}  # by commit and field
-        self.unchanged: set[tuple[str, str]] = set()  # those that are what another commit has written
-        self.labels: dict[str, list[Value]] = {}  # of the routers after a commit, or of a `Command` in it
+            self.steps[step.execution].append(step)
+        self.values = defaultdict[tuple[str, str], list[Value]](list)  # by commit and field
+        self.unchanged = defaultdict[str, set[str]](set)  # by field, the commits that have left it as it was
+        self.labels = defaultdict[str, list[Value]](list)  # of the routers after a commit, or of a `Command` in it
+        self.wholes: dict[tuple[Any, ...], Value] = {}  # of what a reducer has folded, by its parts
         names = {router.module_name for router in self.graph.routers} - {None}
         parts = [vars(run.program)[name] for name in names]
         self.of_routers = {id(one) for part in parts for _, one in part.named_predictors()}
 
+    def authors(self, field: str, commits: Sequence[str], at: str) -> Iterable[str]:
+        """The commits behind a field after one, with those that have left it as it was: such a node is its author."""
+        unchanged, found, passed, pending = self.unchanged.get(field, ()), dict[str, None](), set[str](), [at]
+        for commit in pending if unchanged else ():
+            if commit in commits or commit in unchanged:
+                found[commit] = None
+            elif commit not in passed:
+                passed.add(commit)
+                pending += self.parents[commit]
+        return found or commits
 
+
+@dataclass(eq=False)
 class Sheet:
     """The values that the nodes of one call of a program have written, and those that they had read.
 
-    Args:
-        metric: the metric by field.
+    Attributes:
+        program: the program.
         example: the example; None if `judge` gives it later: then nothing is replaced.
+        metric: the metric by field.
         replaces: the keys whose gold is put in the place of what is wrong.
         unused: the keys that are treated as having no metric.
-
-    Attributes:
-        values: what was written, in the order of arrival.
-        prediction: what the program returned; None if it raised.
-        error: what it raised; None if nothing.
-        problems: what checks have found in the output of a commit.
-        program: the program.
-        trace: the DSPy trace of the call.
         again: how often a node whose output is wrong is asked again.
         after_checks: whether gold is put in the place of a checked output only where its check accepts it, so that what
             is refused is corrected.
+        trace: the DSPy trace of the call.
+        values: what was written, in the order of arrival.
+        prediction: what the program returned; None if it raised.
+        problems: what checks have found in the output of a commit.
     """
 
     program: dspy.Module
+    example: Any
+    metric: FieldMetric
+    replaces: Collection[str] = ()
+    unused: Collection[str] = ()
+    again: int = 0
+    after_checks: bool = False
     trace: Sequence[Any] = ()
-    again = 0
-    after_checks = False
+    values: list[Value] = made(default_factory=list)
+    prediction: dspy.Prediction | None = None
+    error: Exception | None = None
+    problems: dict[tuple[Scope, str], list[str]] = made(default_factory=dict)
 
-    def __init__(
-        self, metric: FieldMetric, example: Any = None, replaces: Collection[str] = (), unused: Collection[str] = ()
-    ) -> None:
-        self.values: list[Value] = []
-        self.prediction: dspy.Prediction | None = None
-        self.error: Exception | None = None
-        self.problems: dict[tuple[Scope, str], list[str]] = {}
-        self._metric, self._example, self._replaces, self._unused = metric, example, replaces, unused
-        self._ended: dict[Scope, _Ended] = {}
-        self._paths: dict[tuple[Scope, str], tuple[str, ...]] = {}  # of the node of each execution that has begun
-        self._items: dict[tuple[Scope, str], Sequence[Any]] = {}  # the steps of each item of a map
-        self._called: dict[tuple[Scope, str], list[tuple[Scope, _Ended]]] = {}  # runs, by where they were called
-        self._unchecked: dict[tuple[Scope, str], list[list[Value]]] = {}  # what waits for the verdict of its check
-        self._wholes: dict[tuple[Any, ...], Value] = {}  # of what a reducer has folded, by its parts
-        self._names: dict[int, str] = {}  # of the predictors, by id
-        self._callers: dict[str, tuple[Scope, str] | None] = {}  # the execution whose code began an outermost run
-        self._prefixes: dict[str, tuple[str, ...]] = {}  # of each outermost run, the attribute of its graph
+    def __post_init__(self) -> None:
+        self._names = {id(one): name for name, one in self.program.named_predictors()}
+        self._graphs = {id(graph): path for path, graph in graphs_in(self.program)}
+        self._runs: dict[Scope, _Run] = {}  # those inside of another one before it
+        self._paths: dict[tuple[Scope, str], tuple[str, ...]] = {}  # of nodes by execution; by '' of the graph
+        self._items: dict[tuple[Scope, int], int] = {}  # the item of a map that made a step, by id of its outputs
+        self._owners: dict[int, _Run] = {}  # the innermost run of each step
+        self._inside = defaultdict[Any, list[_Run]](list)  # runs, by the scope and the execution that has called them
+        self._unchecked: dict[tuple[Scope, str], list[Sequence[Value]]] = {}  # what waits for the verdict of its check
+        self._callers: dict[str, tuple[Scope, str]] = {}  # the execution whose code began an outermost run
+        self._counts = Counter[Any]()  # of the runs that each has begun
         self._lock = Lock()
+
+    def observe(self) -> Sheet:
+        """Calls the program on the example, and notes what its nodes write, with gold for some keys.
+
+        What the program raises is in `error`, but for what must not be held back: a budget, a stop, Ctrl-C.
+        """
+        with using(GoldLayer(lambda: self), ItemLayer()), dspy.context(**{TRACE: []}):
+            self.trace = dspy.settings[TRACE]
+            try:
+                self.prediction = self.program(**self.example.inputs())
+            except Exception as error:
+                if isinstance(error, RunStoppedError):
+                    raise
+                self.error = error
+        return self.link()
 
     # --- what the layer sees, from any thread
 
-    def name_predictors(self, program: dspy.Module) -> None:
-        """Learns the full names of the predictors."""
-        self._names = self._names or {id(one): name for name, one in program.named_predictors()}
-
     def begin(self, run: Any, around: str | None) -> str:
         """The key of an outermost run that begins, maybe by the code of a node in another one."""
-        graph = run.program
-        program = (dspy.settings.get(CALLERS) or [graph])[0]
-        path = next((path for path, one in graphs_in(program) if one is graph), ())
+        caller: tuple[Scope, str] = (OUTSIDE, "")
+        if around is not None and run.ids.called_in:
+            *outer, execution = Address.parse(run.ids.called_in).inside
+            caller = (around, tuple(outer)), execution
         with self._lock:
-            self.name_predictors(program)
-            caller = None
-            if around is not None and run.ids.called_in:
-                *outer, execution = Address.parse(run.ids.called_in).inside
-                caller = (around, tuple(outer)), execution
             # The same in another run, in which items may begin in another order.
-            root = f"{caller or ''}{[*self._callers.values()].count(caller):05}"
-            self._callers[root], self._prefixes[root] = caller, path
+            root = f"{caller if caller[1] else ''}{self._counts[caller]:05}"
+            self._counts[caller] += 1
+            self._callers[root], self._paths[(root, ()), ""] = caller, self._graphs.get(id(run.program), ())
             return root
 
-    def enter(self, root: str, call: Call) -> None:
+    def enter(self, root: str, call: Call) -> Watched:
         """Notes the node of an execution before it is called: the runs inside of it ask for its path."""
-        scope = (root, call.runner.session.scope)
-        self._paths[scope, call.context.delegate.execution] = (*self._around(scope), call.node)
+        scope, execution = (root, call.runner.session.scope), call.context.delegate.execution
+        path = self._paths[scope, execution] = (*self._around(scope), call.node)
+        position: Any = call.context.delegate.position
+        return Watched(call, position.head, scope, execution, path)
 
     def made_item(self, root: str, call: Call) -> None:
         """Notes the steps of an item of a map, which has been called."""
-        scope = (root, call.runner.session.scope)
-        self._items[scope, call.context.delegate.execution] = tuple(dspy.settings.get(TRACE) or ())
+        scope, index = (root, call.runner.session.scope), call.context.delegate.index or 0
+        self._items |= {(scope, id(step[2])): index for step in dspy.settings.get(TRACE) or ()}
 
     def _around(self, scope: Scope) -> tuple[str, ...]:
         root, around = scope
-        if not around:
-            return self._prefixes[root]
-        return self._paths[(root, around[:-1]), whole_execution(around[-1])]
+        return self._paths[(root, around[:-1]), whole_execution(around[-1]) if around else ""]
 
-    def judged(self, root: str, call: Call, node: Node, output: Output) -> list[list[Value]]:
+    def judged(self, visit: Watched, node: Node, output: Output) -> list[list[Value]]:
         """The values that a node has written, judged if the example is known: a list per field, of items of a map."""
-        session, execution = call.runner.session, call.context.delegate.execution
-        graph, scope = session.graph, (root, session.scope)
-        check = graph.rejecting.get(node.name)
-        if check is not None:  # what it finds is no value of the program
-            problems, refused = output.after.get(check.into, ()), output.goto is not None and check.fix is not None
-            before = [(scope, commit) for commit in check.output_before(session.run.log, _head(call))]
-            self.problems |= {place: list(problems) for place in before if problems}
-            return [values for place in before if not refused for values in self._unchecked.pop(place, ())]
+        call, head, place = visit.call, visit.head, visit[2:]
+        graph = call.runner.session.graph
         schema, own = graph.topology.schema, {field: name for name, field in (node.writes or {}).items()}
         fixes = {check.fix for check in graph.checks.values()}
         kind = "graph" if node.runs_graph else "fix" if node.name in fixes else "node"
@@ -256,43 +268,45 @@ class Sheet:
         for field in dict.fromkeys((*output.patch, *node.always_writes)):
             if field not in output.after:
                 continue
-            value, path = thaw(output.after.raw(field)), self._paths[scope, execution]
-            made = Value(scope, execution, path, field, own.get(field, field), value, output.after, kind)
+            value = thaw(output.after.raw(field))
+            made = Value(*place, field, own.get(field, field), value, output.after, kind, leads=leads)
             reducer = schema.reducer(field)
             if node.mapped is not None and field == node.mapped.into:
-                made.part, outputs = Part(), () if node.inner is None else tuple(node.inner.writes or ())
+                made.mapped, outputs = True, () if node.inner is None else tuple(node.inner.writes or ())
                 made.output = outputs[0] if len(outputs) == 1 else field  # an item is the one value, or a dict
             elif reducer is not None:
-                made.part = sent_entry(call, output.updates.get(field), reducer.name)
-            made.folds, made.leads = reducer is not None and made.part is None, leads
+                made.item, made.value = sent_entry(call, head, output.updates.get(field), reducer.name) or (None, value)
+                made.folds = made.item is None
             made.may_replace = field not in schema.live_fields and not made.folds
             found.append(self._judged(made))
         if leads and not found:
-            self._add([Value(scope, execution, self._paths[scope, execution], "", "", None, output.after, leads=True)])
+            self._add([Value(*place, "", "", None, output.after, leads=True)])
         return found
 
-    def failed(self, root: str, call: Call, output: Output) -> None:
+    def failed(self, visit: Watched, output: Output) -> None:
         """Adds the failure of a node after which the run goes on: no metric judges it, but it has led to a handler."""
-        scope, execution = (root, call.runner.session.scope), call.context.delegate.execution
-        path, field = self._paths[scope, execution], next(iter(output.patch), "")
-        self._add([Value(scope, execution, path, field, field, output.failure, output.after, "failure", leads=True)])
+        field = next(iter(output.patch), "")
+        self._add([Value(*visit[2:], field, field, output.failure, output.after, "failure", leads=True)])
 
-    def written(self, call: Call, found: Sequence[Sequence[Value]]) -> dict[str, Any]:
+    def checked(self, visit: Watched, output: Output) -> dict[str, Any]:
+        """Notes what a check has found, which is no value of the program; returns the gold that has waited for it."""
+        session = visit.call.runner.session
+        check = session.graph.rejecting[visit.call.node]
+        problems, refused = output.after.get(check.into, ()), output.goto is not None and check.fix is not None
+        before = [(visit.scope, one) for one in check.output_before(session.run.log, visit.head)]
+        self.problems |= {place: list(problems) for place in before if problems}
+        found = [values for place in before if not refused for values in self._unchecked.pop(place, ())]
+        return self._gold_in(session.graph, found)
+
+    def written(self, visit: Watched, found: Sequence[Sequence[Value]]) -> dict[str, Any]:
         """Adds what a node has written; returns the updates with gold for what is wrong, by field."""
-        graph, gold = call.runner.session.graph, dict[str, Any]()
-        waits = self.after_checks and any(check.of == call.node and check.fix for check in graph.checks.values())
-        for values in found:
-            field, is_new = values[0].field, call.node not in graph.rejecting
-            reducer = graph.topology.schema.reducer(field)
-            if is_new:
-                self._add(values)
-            if waits and reducer is None:
-                self._unchecked.setdefault((values[0].scope, values[0].commit), []).append([*values])
-                continue
-            update = self._gold_of(values)
-            if update is not NO_GOLD:
-                gold[field] = Replace(update) if reducer is None else update if reducer.name == "append" else [update]
-        return gold
+        graph = visit.call.runner.session.graph
+        self._add([one for values in found for one in values])
+        if self.after_checks and any(check.of == visit.call.node and check.fix for check in graph.checks.values()):
+            wait = [values for values in found if graph.topology.schema.reducer(values[0].field) is None]
+            self._unchecked[visit.scope, visit.execution] = wait
+            found = [values for values in found if values not in wait]
+        return self._gold_in(graph, found)
 
     def label(self, root: str, call: Call, router: Any, prediction: dspy.Prediction) -> dspy.Prediction:
         """Adds the label that a router gave; returns the prediction, with gold in it if the label is wrong."""
@@ -300,62 +314,70 @@ class Sheet:
         label, path = prediction[router.label], (*self._around(scope), router.module_name)
         commit, state = whole_execution(call.context.delegate.execution), call.state
         after = state.set(field, label) if field else state
-        found = Value(scope, commit, path, field, router.label, label, after, "router", leads=True)
-        values = self._add(self._judged(found))
-        gold = self._gold_of(values)
+        (value,) = self._judged(Value(scope, commit, path, field, router.label, label, after, "router", leads=True))
+        self._add([value])
+        gold = self._gold_of([value])
         return prediction if gold is NO_GOLD else dspy.Prediction(**{**dict(prediction.items()), router.label: gold})
 
-    def _add(self, values: Sequence[Value]) -> Sequence[Value]:
+    def _add(self, values: Sequence[Value]) -> None:
         with self._lock:
             self.values += values
-        return values
+
+    def _gold_in(self, graph: Any, found: Iterable[Sequence[Value]]) -> dict[str, Any]:
+        """The updates with gold for what is wrong, by field."""
+        gold = dict[str, Any]()
+        for values in found:
+            field, update = values[0].field, self._gold_of(values)
+            reducer = graph.topology.schema.reducer(field)
+            if update is not NO_GOLD:
+                gold[field] = Replace(update) if reducer is None else update if reducer.name == "append" else [update]
+        return gold
 
     def _gold_of(self, values: Sequence[Value]) -> Any:
         """The gold that is put in the place of a value, or of its items; `NO_GOLD` for none."""
-        wrong = any(one.verdict == "wrong" for one in values) and values[0].key in self._replaces
+        wrong = any(one.verdict == "wrong" for one in values) and values[0].key in self.replaces
         if not wrong or not all(one.may_replace and one.gold is not NO_GOLD for one in values):
             return NO_GOLD
         for one in values:
             one.replaced = True
-        items = values[0].item is not None and values[0].part is None
-        return [one.gold for one in values] if items else values[0].gold
+        return [one.gold for one in values] if values[0].is_item else values[0].gold
 
     def end(self, root: str, run: Any) -> None:
         """Learns what the nodes of a run have read, at its end."""
-        self._ended[root, run.scope] = _Ended(run)
+        ended = self._runs[root, run.scope] = _Run((root, run.scope), run)
+        for step in [step for steps in ended.steps.values() for step in steps]:
+            self._owners.setdefault(id(step.outputs), ended)
 
     # --- verdicts
 
     def judge(self, example: Any) -> Sheet:
         """Judges the values of a call that was made without an example."""
-        self._example = example
+        self.example = example
         self.values = [one for value in self.values for one in self._judged(value)]
         return self
 
-    def _judged(self, value: Value) -> list[Value]:
+    def _judged(self, value: Value, folded: bool = False) -> list[Value]:
         """A value with its verdict, if the example is known; the items of a list one by one, if gold has as many."""
-        metric, example = self._metric, self._example
+        metric, example = self.metric, self.example
         key = metric._key_for(value.path, value.field)
-        if example is None or value.folds or key is None or (key in self._unused and key != metric.goal):
+        if key is None or (key in self.unused and key != metric.goal) or example is None or value.folds > folded:
             return [value]
         value.key, value.gold = key, metric._gold(key, example, value.state)
-        part, gold = value.part, value.gold
-        golds = gold if isinstance(gold, list | tuple) else ()
-        if part is not None and part.position is not None:
-            if part.position < len(golds):
-                value.value, value.gold, value.item = part.entry, gold[part.position], part.position
-                value.result = metric._compared(key, value.value, value.gold)
-            else:  # gold has no entry for it: it is judged with the others
-                value.part, value.folds, value.may_replace = None, True, False
+        golds = value.gold if isinstance(value.gold, list | tuple) else ()
+        if value.mapped and isinstance(value.value, list) and len(value.value) == len(golds):
+            items = [replace(value, value=one, item=at) for at, one in enumerate(value.value)]
+        elif value.item is not None and value.item >= len(golds):  # a `Send` too much: it is judged with the others
+            value.item, value.folds, value.may_replace = None, True, False
             return [value]
-        if part is not None and isinstance(value.value, list) and len(value.value) == len(golds):
-            pairs = [*enumerate(zip(value.value, gold, strict=True))]
-            return [
-                replace(value, value=one, gold=want, item=at, part=None, result=metric._compared(key, one, want))
-                for at, (one, want) in pairs
-            ]
-        value.result = metric._judge(key, example, value.value, value.state)
-        return [value]
+        else:
+            items = [value]
+        for one in items:
+            if one.item is None:
+                one.result = metric._judge(key, example, one.value, one.state)
+            else:
+                one.gold = golds[one.item]
+                one.result = metric._compared(key, one.value, one.gold)
+        return items
 
     def text_of(self, value: Value) -> str:
         """The words of the metric for a value, and what a check has found in it, in this run or its gold run."""
@@ -369,267 +391,175 @@ class Sheet:
 
         They are put in the canonical order of their commits: branches and items come as fast as they are.
         """
-        for scope, inner in self._ended.items():
-            outer, execution = self._caller(scope) or (OUTSIDE, "")
-            for one in {execution, whole_execution(execution)}:
-                self._called.setdefault((outer, one), []).append((scope, inner))
+        for (root, around), run in self._runs.items():
+            outer, at = ((root, around[:-1]), around[-1]) if around else self._callers[root]
+            for execution in {at, whole_execution(at)}:
+                self._inside[outer, execution].append(run)
         self._add_outside()
         self.values.sort(key=self._order)
-        for value in self.values:
-            ended = self._ended.get(value.scope)
-            if ended is not None and value.commit in ended.entries:
-                ended.values.setdefault((value.commit, value.field), []).append(value)
-                if value.field not in ended.entries[value.commit].commit.patch:
-                    ended.unchanged.add((value.commit, value.field))
-                if value.leads:  # where a `Command` has gone is not mended by gold in what it writes
-                    mended = value.kind == "router" or not value.replaced
-                    ended.labels.setdefault(value.commit, []).append(
-                        value if mended else replace(value, replaced=False)
-                    )
-        for scope, inner in self._ended.items():  # before what has read only the beginning of a list
-            for field in inner.written:
-                self._last(scope, inner, field)
-        for value in self.values:
-            ended = self._ended.get(value.scope)
-            if value.scope == OUTSIDE:
-                value.reads = [] if self._is_given(value.steps[0].inputs) else [*self._made_before(value)]
-            if ended is not None and value.commit in ended.entries:
-                value.steps = () if value.kind == "graph" else self._steps(value, ended)
-                value.reads = [one for one in dict.fromkeys(self._reads(value, ended)) if one is not value]
+        linked = [(one, run) for one in self.values for run, _ in self._entry(one.scope, one.commit)]
+        for value, run in linked:
+            run.values[value.commit, value.field].append(value)
+            if value.field not in run.entries[value.commit].commit.patch:
+                run.unchanged[value.field].add(value.commit)
+            if value.leads:  # where a `Command` has gone is not mended by gold in what it writes
+                mended = value.kind == "router" or not value.replaced
+                run.labels[value.commit].append(value if mended else replace(value, replaced=False))
+        for run in self._runs.values():  # before what has read only the beginning of a list
+            for field in run.written:
+                self._last(run, field)
+        for value in [one for one in self.values if one.scope == OUTSIDE]:
+            value.reads = [] if self._is_given(value.steps[0].inputs) else [*self._made_before(value)]
+        for value, run in linked:
+            value.steps = self._steps(value, run)
+            value.reads = [one for one in dict.fromkeys(self._reads(value, run)) if one is not value]
         read = {id(one) for value in self.values for one in value.reads}
-        for inner in self._ended.values():
-            self._note_lost(inner, read)
+        for run in self._runs.values():  # what has lost a merge, unread
+            for id_, entry in run.entries.items():
+                for (name, *rest), winner in entry.winners.items():
+                    lost = [] if rest else [one for one in run.of(id_).node.get(name, ()) if one != run.ids[winner]]
+                    for value in [one for side in lost for one in run.values.get((side, name), ())]:
+                        value.lost = id(value) not in read
         return self
 
-    def _note_lost(self, ended: _Ended, read: Collection[int]) -> None:
-        """Notes which values have lost a merge, unread."""
-        for id_, entry in ended.entries.items():
-            for (field, *rest), winner in entry.winners.items():
-                for side in () if rest else ended.reads.of(id_).node.get(field, ()):
-                    for one in ended.values.get((side, field), ()):
-                        one.lost = side != ended.ids[winner] and id(one) not in read
+    def _entry(self, scope: Scope, execution: str) -> list[tuple[_Run, Any]]:
+        """The run of an execution, and what it has committed; nothing if it has not."""
+        run = self._runs.get(scope)
+        entry = None if run is None else run.entries.get(whole_execution(execution))
+        return [] if run is None or entry is None else [(run, entry)]
 
     def _add_outside(self) -> None:
         """Adds what predictors have given that a hand-written module calls itself, outside of its graphs."""
-        runs = self._ended.values()
-        inside = {id(step.outputs) for ended in runs for steps in ended.steps.values() for step in steps}
         for at, (predictor, inputs, outputs) in enumerate(self.trace):
             name = self._names.get(original_id(predictor))
-            if id(outputs) in inside or name is None:
+            if id(outputs) in self._owners or name is None:
                 continue
-            step, state, place = PredictorCall(name, inputs, outputs), {**inputs, **outputs}, (OUTSIDE, f"{at}")
+            place, state = (OUTSIDE, f"{at}", tuple(name.split("."))), {**inputs, **outputs}
+            steps = (PredictorCall(name, inputs, outputs),)
             for field, value in outputs.items():
-                made = Value(
-                    *place, tuple(name.split(".")), field, field, value, state, steps=(step,), may_replace=False
-                )
-                self.values += self._judged(made)
+                self.values += self._judged(Value(*place, field, field, value, state, steps=steps, may_replace=False))
 
     def _order(self, value: Value) -> list[Any]:
         """The key of a value in the canonical order: by step and branch of its commit, those around it first."""
         root, around = value.scope
         found: list[Any] = [root]
         for depth, execution in enumerate((*around, value.commit)):
-            ended = self._ended.get((root, around[:depth]))
-            entry = None if ended is None else ended.entries.get(whole_execution(execution))
-            found += [(math.inf, ()) if entry is None else (entry.commit.step, entry.commit.branch), execution]
+            known = self._entry((root, around[:depth]), execution)
+            found += [(known[0][1].commit.step, known[0][1].commit.branch) if known else (math.inf, ()), execution]
         return [*found, (math.inf, ()), value.item or 0]  # a node after those inside of it
 
-    def _steps(self, value: Value, ended: _Ended) -> tuple[PredictorCall, ...]:
-        own = _own_execution(value)
-        if own != value.commit:
-            found = [(original_id(step[0]), step[1], step[2]) for step in self._items.get((value.scope, own), ())]
-        else:
-            kept = [step for step in ended.steps.get(own, ()) if step.status != "lost" or value.kind == "failure"]
-            found = [(original_id(step.predictor), step.inputs, step.outputs) for step in kept]
-        routed = value.kind == "router"
-        inside = {id(step.outputs) for _, run in self._inside(value) for one in run.steps.values() for step in one}
-        found = [step for step in found if (step[0] in ended.of_routers) is routed and step[0] in self._names]
-        found = [step for step in found if id(step[2]) not in inside]
-        return tuple([PredictorCall(self._names[at], inputs, outputs) for at, inputs, outputs in found])
+    def _steps(self, value: Value, run: _Run) -> tuple[PredictorCall, ...]:
+        found = list[PredictorCall]()
+        for step in run.steps.get(value.commit, ()) if value.kind != "graph" else ():
+            at, outputs = original_id(step.predictor), id(step.outputs)
+            made = self._owners[outputs] is run and (at in run.of_routers) is (value.kind == "router")
+            made = made and (not value.is_item or self._items.get((value.scope, outputs)) == value.item)
+            if made and at in self._names and (step.status != "lost" or value.kind == "failure"):
+                found.append(PredictorCall(self._names[at], step.inputs, step.outputs))
+        return tuple(found)
 
-    def _reads(self, value: Value, ended: _Ended) -> Iterator[Value]:
-        passed = value.kind == "graph" and ended.graph.nodes[value.path[-1]].mapped is None
-        for scope, inner in self._inside(value) if value.kind != "router" else ():
+    def _reads(self, value: Value, run: _Run) -> Iterator[Value]:
+        own = part_id(value.commit, value.item) if value.is_item else value.commit
+        passed = value.kind == "graph" and run.graph.nodes[value.path[-1]].mapped is None
+        for inner in self._inside.get((value.scope, own), ()) if value.kind != "router" else ():
             for name in [value.output] if passed else inner.written:
-                yield from self._last(scope, inner, name)
+                yield from self._last(inner, name)
         if value.kind == "graph":
             return
-        sources, parents = ended.reads.of(value.commit), ended.parents[value.commit]
-        at = value.commit if value.kind == "router" else parents[0]
-        found = {**sources.routers} if value.kind == "router" else {**sources.node}
-        for check in ended.graph.rejecting.values():
-            found.pop(check.into, None)  # problems are no values of the program
-        for field, commits in found.items():
-            yield from self._at(value.scope, ended, field, commits, at)
+        sources, parents = run.of(value.commit), run.parents[value.commit]
+        if value.kind == "router":
+            yield from self._all(run, sources.routers, value.commit)
+        else:
+            yield from self._all(run, sources.node, parents[0])
         for parent in parents:  # what led here; a router that is a function passes on what it read
-            yield from ended.labels.get(parent, ())
-            for field, commits in {} if parent in ended.labels else ended.reads.of(parent).routers.items():
-                yield from self._at(value.scope, ended, field, commits, parent)
+            yield from run.labels.get(parent) or self._all(run, run.of(parent).routers, parent)
 
-    def _caller(self, scope: Scope) -> tuple[Scope, str] | None:
-        """The run and the execution in which a run was called; None if that was outside of all graphs."""
-        root, around = scope
-        return ((root, around[:-1]), around[-1]) if around else self._callers.get(root)
+    def _all(self, run: _Run, found: Mapping[str, Sequence[str]], at: str) -> Iterator[Value]:
+        """The values of fields after a commit, given those behind each."""
+        for field, commits in found.items():
+            yield from self._at(run, field, commits, at)
 
-    def _inside(self, value: Value) -> Sequence[tuple[Scope, _Ended]]:
-        """The runs that were called where a value was made, as graphs of the node or by its code."""
-        return self._called.get((value.scope, _own_execution(value)), ())
-
-    def _last(self, scope: Scope, ended: _Ended, field: str) -> list[Value]:
+    def _last(self, run: _Run, field: str) -> list[Value]:
         """The values of a field at the end of a run."""
-        return self._at(scope, ended, field, ended.reads.behind(field, ended.last), ended.last)
+        return self._at(run, field, run.reads.behind(field, run.last), run.last)
 
-    def _at(self, scope: Scope, ended: _Ended, field: str, commits: Sequence[str], at: str) -> list[Value]:
+    def _at(self, run: _Run, field: str, commits: Sequence[str], at: str) -> list[Value]:
         """The values of a field after a commit, given those behind it; what a reducer has folded is judged there."""
-        found = [*dict.fromkeys(self._behind(scope, ended, field, _last_authors(ended, field, commits, at)))]
-        parts = [one for one in found if one.folds and one.scope == scope and one.field == field]
-        if not parts or {*commits} != {*ended.reads.behind(field, at)}:  # a view shows only some of it
+        found = [*dict.fromkeys(self._behind(run, field, run.authors(field, commits, at)))]
+        parts = [one for one in found if one.folds and one.scope == run.scope and one.field == field]
+        if not parts or {*commits} != {*run.reads.behind(field, at)}:  # a view shows only some of it
             return found
-        state = ended.entries[at].state
-        key = (scope, field, *map(id, parts))
-        whole = self._wholes.get(key)
+        key = (field, *map(id, parts))
+        whole = run.wholes.get(key)
         if whole is None:
-            whole = parts[0]
+            state, whole = run.entries[at].state, parts[0]
             if len(parts) > 1:
                 commit = " ".join([one.commit for one in parts])
-                whole = replace(parts[-1], commit=commit, kind="graph", steps=(), reads=parts)
-            whole.value, whole.state, whole.folds = thaw(state.raw(field)), state, False
-            self._judged(whole)
-            if whole.verdict == "wrong" and at != ended.last:  # others may add to it
-                rest, is_list = iter(whole.gold if isinstance(whole.gold, list) else ()), isinstance(whole.gold, list)
-                begun = is_list and all(one in rest for one in whole.value)
-                whole.result = FieldResult(1.0) if begun else whole.result if is_list else None
-            whole.folds = len(parts) == 1
+                whole = replace(parts[-1], commit=commit, kind="graph", steps=(), reads=parts, folds=False)
+            whole.value, whole.state = thaw(state.raw(field)), state
+            self._judged(whole, folded=True)
+            if whole.verdict == "wrong" and at != run.last:  # others may add to it
+                rest = iter(whole.gold if isinstance(whole.gold, list) else ())
+                begun = all(one in rest for one in whole.value)
+                whole.result = FieldResult(1.0) if begun else whole.result if isinstance(whole.gold, list) else None
             if len(parts) > 1 and whole.result is not None:
                 self.values.append(whole)
-            self._wholes[key] = whole
+            run.wholes[key] = whole
         return found if whole.result is None else [*(one for one in found if one not in parts), whole]
 
-    def _behind(self, scope: Scope, ended: _Ended, field: str, commits: Iterable[str]) -> Iterator[Value]:
+    def _behind(self, run: _Run, field: str, commits: Iterable[str]) -> Iterator[Value]:
         """The values of a field, given the commits behind it."""
         for commit in commits:
-            known = ended.values.get((commit, field))
-            if known:
+            if known := run.values.get((commit, field)):
                 yield from known
-            elif not ended.entries[commit].parents:
-                yield from self._given(scope, field)
-            elif len(ended.entries[commit].parents) > 1:  # a merge policy made it of what branches wrote
-                yield from self._behind(scope, ended, field, ended.reads.of(commit).node.get(field, ()))
-            elif field not in ended.entries[commit].commit.patch:  # a `Send` brought it: what its router had read
-                for name, behind in ended.reads.of(commit).routers.items():
-                    if name != field:
-                        yield from self._behind(scope, ended, name, behind)
+            elif not run.parents[commit]:
+                yield from self._given(run, field)
+            elif len(run.parents[commit]) > 1:  # a merge policy made it of what branches wrote
+                yield from self._behind(run, field, run.of(commit).node.get(field, ()))
+            elif field not in run.entries[commit].commit.patch:  # a `Send` brought it: what its router had read
+                for name, behind in run.of(commit).routers.items():
+                    yield from self._behind(run, name, behind) if name != field else ()
 
     def _is_given(self, inputs: Mapping[str, Any]) -> bool:
         """Tell if inputs are those of the example, and not made by the code around the graphs."""
-        example = self._example
+        example = self.example
         return all(name in example and same(freeze(value), freeze(example[name])) for name, value in inputs.items())
 
     def _made_before(self, value: Value | None, root: str = "") -> Iterator[Value]:
         """The values that code around graphs may have used: of earlier runs, of calls of predictors, of its node."""
-        caller = self._callers.get(root)
-        for one in self.values:
-            if one.scope == OUTSIDE and (value is None or int(one.commit) < int(value.commit)) and caller is None:
+        caller = scope, execution = self._callers.get(root, (OUTSIDE, ""))
+        for one in self.values if scope == OUTSIDE else ():
+            if one.scope == OUTSIDE and (value is None or int(one.commit) < int(value.commit)):
                 yield one
-        for other, its_caller in self._callers.items():
-            if its_caller == caller and (value is not None or other < root):
-                ended = self._ended[other, ()]
-                for name in ended.written:
-                    yield from self._last((other, ()), ended, name)
-        if caller is not None and caller[0] in self._ended:
-            scope, commit = caller[0], whole_execution(caller[1])
-            for name in self._ended[scope].reads.of(commit).node if commit in self._ended[scope].entries else ():
-                yield from self._read_by(scope, commit, name)
+        for run in self._inside.get(caller, ()):
+            if value is not None or run.scope[0] < root:
+                for name in run.written:
+                    yield from self._last(run, name)
+        for run, entry in self._entry(scope, execution):
+            yield from self._all(run, run.of(entry.commit.id).node, run.parents[entry.commit.id][0])
 
-    def _read_by(self, scope: Scope, commit: str, field: str) -> list[Value]:
-        """The values of a field that the node of a commit has read."""
-        ended = self._ended[scope]
-        commits, (parent, *_) = ended.reads.of(commit).node.get(field, ()), ended.parents[commit]
-        return self._at(scope, ended, field, commits, parent)
-
-    def _given(self, scope: Scope, field: str) -> Iterator[Value]:
+    def _given(self, run: _Run, field: str) -> Iterator[Value]:
         """The values behind an input of a run: those that the node around it had read."""
-        root, around = scope
-        outer = (root, around[:-1])
+        root, around = run.scope
         if not around:  # code around the graphs gave it: of the example, or made of what an earlier graph gave
-            given = self._ended[scope].given
-            if field in given and not self._is_given({field: thaw(given[field])}):
+            if field in run.given and not self._is_given({field: thaw(run.given[field])}):
                 yield from self._made_before(None, root)
             return
-        around_it, commit = self._ended.get(outer), whole_execution(around[-1])
-        if around_it is None or commit not in around_it.entries:
-            return
-        node = around_it.graph.nodes[around_it.entries[commit].commit.node]
-        if node.mapped is not None and field == node.mapped.item:
-            name = node.mapped.over
-        else:
-            name = ((node if node.inner is None else node.inner).reads or {}).get(field, field)
-        yield from self._read_by(outer, commit, name)
+        for outer, entry in self._entry((root, around[:-1]), around[-1]):
+            node, commit = outer.graph.nodes[entry.commit.node], entry.commit.id
+            of_item = node.mapped is not None and field == node.mapped.item
+            name = node.mapped.over if of_item else ((node.inner or node).reads or {}).get(field, field)
+            yield from self._at(outer, name, outer.of(commit).node.get(name, ()), outer.parents[commit][0])
 
 
-def _last_authors(ended: _Ended, field: str, commits: Sequence[str], at: str) -> Iterable[str]:
-    """The commits behind a field after a commit, with those that have left it as it was: such a node is its author."""
-    if not any(name == field for _, name in ended.unchanged):
-        return commits
-    found, passed, pending = dict[str, None](), set[str](), [at]
-    for commit in pending:
-        if commit in commits or (commit, field) in ended.unchanged:
-            found[commit] = None
-        elif commit not in passed:
-            passed.add(commit)
-            pending += ended.parents[commit]
-    return found or commits
-
-
-def _own_execution(value: Value) -> str:
-    """The execution that made a value: of an item of a map, that of the item."""
-    return value.commit if value.item is None or value.part is not None else part_id(value.commit, value.item)
-
-
-def _head(call: Call) -> int:
-    """The place in the log of the commit before an execution of a run."""
-    position = call.context.delegate.position
-    assert position is not None
-    return position.head
-
-
-def sent_entry(call: Call, update: Any, reducer: str) -> Part | None:
-    """The entry that the target of a `Send` adds to a list, and the position of its `Send`; None for anything else."""
+def sent_entry(call: Call, head: int, update: Any, reducer: str) -> tuple[int, Any] | None:
+    """The position of its `Send` and the entry that its target adds to a list; None for anything else."""
     entries = [update] if reducer == "append" else update
     if call.overlay is None or not isinstance(entries, list | tuple) or len(entries) != 1:
         return None
-    before = call.runner.session.run.log[_head(call)]
+    before = call.runner.session.run.log[head]
     rest = call.context.branch[len(before.commit.branch) :] if len(before.sends) > 1 else (0,)
-    return Part(rest[0], entries[0]) if before.sends and rest else None
-
-
-def observe(
-    program: dspy.Module,
-    example: dspy.Example,
-    metric: FieldMetric,
-    replaces: Collection[str] = (),
-    unused: Collection[str] = (),
-    again: int = 0,
-    after_checks: bool = False,
-) -> Sheet:
-    """One call of a program on an example: what its nodes have written, judged, with gold for some keys.
-
-    What the program raises is in `sheet.error`, but for what must not be held back: a budget, a stop, Ctrl-C. With
-    `again`, a node whose output is wrong is asked up to so many times more before gold is put in; with `after_checks`,
-    a checked output waits for its check.
-    """
-    sheet = Sheet(metric, example, replaces, unused)
-    sheet.program, sheet.again, sheet.after_checks = program, again, after_checks
-    sheet.name_predictors(program)
-    with using(GoldLayer(lambda: sheet), ItemLayer()), dspy.context(**{TRACE: []}):
-        sheet.trace = dspy.settings[TRACE]
-        try:
-            sheet.prediction = program(**example.inputs())
-        except Exception as error:
-            if isinstance(error, RunStoppedError):
-                raise
-            sheet.error = error
-    return sheet.link()
+    return (rest[0], entries[0]) if before.sends and rest else None
 
 
 # --- who is responsible
@@ -667,24 +597,15 @@ class Carried:
         """The unknown values that a value carries; none if it is right."""
         if value not in self._known:
             self._known[value] = ()  # siblings may have read each other's posts: a cycle carries nothing
-            self._known[value] = self._found(value)
+            if not (value.replaced or value.verdict == "right" or value.place in self._right):
+                read = None if value.verdict == "wrong" else self.read(value)
+                self._known[value] = None if read is None else (*read, value)
         return self._known[value]
-
-    def _found(self, value: Value) -> tuple[Value, ...] | None:
-        if value.replaced or value.verdict == "right" or value.place in self._right:
-            return ()
-        read = None if value.verdict == "wrong" else self.read(value)
-        return read if read is None else (*read, value)
 
     def read(self, value: Value) -> tuple[Value, ...] | None:
         """The unknown values that all carry which were read for a value."""
-        found: dict[Value, None] = {}
-        for one in value.reads:
-            carried = self.by(one)
-            if carried is None:
-                return None
-            found.update(dict.fromkeys(carried))
-        return tuple(found)
+        found = [self.by(one) for one in value.reads]
+        return None if None in found else tuple(dict.fromkeys(one for carried in found for one in carried or ()))
 
     def is_right(self, value: Value) -> bool:
         """Tell if all that was read for a value is right: what it is depends on its author alone."""
@@ -695,10 +616,11 @@ class Carried:
 def is_read(run: Sheet, keys: Collection[str]) -> bool:
     """Tell if a wrong value that has gold was read later: without it, a gold run would be the same run."""
     read = dict.fromkeys(one for value in run.values if value.kind != "graph" for one in value.reads)
-    pending = [one for one in read if one.kind == "graph"]
-    for value in pending:  # it is no reader: it passes on what those inside of it have written
-        pending += [one for one in value.reads if one.kind == "graph" and one not in read]
-        read.update(dict.fromkeys(value.reads))
+    pending = [*read]
+    for value in pending:  # a graph is no reader: it passes on what those inside of it have written
+        inside = [one for one in value.reads if one not in read] if value.kind == "graph" else ()
+        read.update(dict.fromkeys(inside))
+        pending += inside
     wrong = [one for one in read if one.verdict == "wrong" and one.may_replace and one.gold is not NO_GOLD]
     return any(one.key in keys for one in wrong)
 
@@ -708,17 +630,14 @@ def faults(run: Sheet, gold: Sheet | None) -> list[Fault]:
     right = {one.place for one in run.values if one.lost or (gold is not None and one.verdict == "right")}
     carried, found = Carried(gold or run, right), list[Fault]()
     for value in (gold or run).values:
-        if value.verdict != "wrong" or value.place in right or (value.kind == "fix" and gold is not None):
-            continue
-        read = carried.read(value)
-        if read is not None:
-            found.append(Fault(value, (*read, value), carried.is_right(value)))
-    if gold is not None:  # in a gold run, a node that corrects has nothing to correct
-        carried = Carried(run)
-        for value in run.values:
-            if value.kind == "fix" and value.verdict == "wrong":
-                others = [carried.by(one) for one in value.reads if one.field != value.field]
-                found += [] if None in others else [Fault(value, (value,), True)]
+        if value.verdict == "wrong" and value.place not in right and (value.kind != "fix" or gold is None):
+            read = carried.read(value)
+            found += [] if read is None else [Fault(value, (*read, value), carried.is_right(value))]
+    fixes = [one for one in run.values if one.kind == "fix" and one.verdict == "wrong" and gold is not None]
+    carried = Carried(run) if fixes else carried
+    for value in fixes:  # in a gold run, a node that corrects has nothing to correct
+        if None not in [carried.by(one) for one in value.reads if one.field != value.field]:
+            found.append(Fault(value, (value,), True))
     return found
 
 
@@ -787,20 +706,18 @@ def culprits(program: dspy.Module, example: dspy.Example, metric: FieldMetric) -
         100 % count (not tunable): `words` is 9, expected 2.
     """
     validate(program, metric, "culprits", example=[example])
-    run = observe(program, example, metric)
-    gold = observe(program, example, metric, metric.gold_keys) if is_read(run, metric.gold_keys) else None
-    for one in (run, gold):
-        if one is not None and one.error is not None:
-            raise one.error
+    run, keys = Sheet(program, example, metric).observe(), metric.gold_keys
+    gold = Sheet(program, example, metric, keys).observe() if is_read(run, keys) else None
+    if error := run.error or (gold and gold.error):
+        raise error
     found, tunable = faults(run, gold), {name for name, _ in program.named_predictors()}
-    shares: dict[str, float] = {}
-    texts: dict[str, dict[str, None]] = {}
+    shares, texts, known = defaultdict[str, float](float), defaultdict[str, dict[str, None]](dict), set[str]()
     for fault in found:
         names = fault.suspects or (fault.value.name,)
+        known |= {*names} if fault.known else set()
         for name in names:
-            shares[name] = shares.get(name, 0.0) + 1 / len(names)
-            texts.setdefault(name, {})[run.text_of(fault.value)] = None
-    known = {name for fault in found if fault.known for name in fault.suspects or (fault.value.name,)}
+            shares[name] += 1 / len(names)
+            texts[name][run.text_of(fault.value)] = None
     ordered = {name: share / len(found) for name, share in sorted(shares.items(), key=lambda part: -part[1])}
     return Culprits(
         ordered,

@@ -14,7 +14,7 @@ from dspyer.errors import error_text
 from dspyer.lm.not_public import TRACKER, UsageTracker
 from dspyer.optimize.examples import in_threads, validate
 from dspyer.optimize.field_metric import FieldMetric
-from dspyer.optimize.gold_run import Sheet, is_read, observe
+from dspyer.optimize.gold_run import Sheet, is_read
 
 
 @dataclass(slots=True)
@@ -121,9 +121,12 @@ def headroom(program: dspy.Module, devset: Sequence[dspy.Example], metric: Field
     keys = metric.gold_keys
 
     def experiment(example: dspy.Example) -> Made:
-        run = observe(program, example, metric)
-        every = observe(program, example, metric, keys) if is_read(run, keys) else run
-        alone = {key: observe(program, example, metric, [key]) if _matters(key, run, metric) else run for key in keys}
+        def observed(*replaces: str) -> Sheet:
+            return Sheet(program, example, metric, replaces).observe()
+
+        run = observed()
+        every = observed(*keys) if is_read(run, keys) else run
+        alone = {key: observed(key) if _matters(key, run, metric) else run for key in keys}
         return run, {"": every, **alone}
 
     calls = _Calls()
