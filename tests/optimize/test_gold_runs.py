@@ -192,6 +192,9 @@ def test_a_caller_has_read_the_outputs_of_its_sub_agent_alone() -> None:
     assert found.shares == {"react": 0.5, "look.react": 0.5}
     assert {text for texts in found.texts.values() for text in texts} == {"`found` is 'wrong', expected 'gold'."}
     assert len(lm.calls) == 6, "a run and a gold run"
+    right = by_field({"look.found": equals(lambda example: "wrong"), "b": equals("b")}, goal="b")
+    with ScriptedLM(say):
+        assert culprits(program, EXAMPLE, right).shares == {"react": 1.0}
 
 
 def test_a_metric_may_run_a_graph() -> None:

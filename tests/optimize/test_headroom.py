@@ -196,7 +196,7 @@ def test_a_run_that_fails_with_gold_is_listed() -> None:
     graph = Graph(ChainState, name="Small", inputs=["n"]).add_node("write", lambda n: {"a": n}, writes=["a"])
     graph.add_node("check", check, writes=["b"]).add_path(START, "write", "check", END)
     train = [dspy.Example(n=n, a=n + 10 * (n > 0), b=0).with_inputs("n") for n in range(4)]
-    metric = by_field({"a": equals("a"), "b": equals("b")}, goal="b")
+    metric = by_field({"a": equals("a"), "b": equals("b")}, goal="b", weights={"a": 1, "b": 1})
     found = headroom(graph.compile(), train, metric)
     assert (found.goal, list(found.failed)) == (1, [1, 2, 3])
     last = str(found).splitlines()[-1]
