@@ -11,17 +11,23 @@ from numbers import Real
 from typing import Any, Final, NamedTuple
 
 import dspy
+from pydantic import ValidationError
 from pydantic_core import to_jsonable_python
 
 from dspyer import CompiledGraph, Run
 from dspyer.errors import annotate, brief, list_names, suggestion, with_article
 from dspyer.extend import is_async, read_signature
+from dspyer.lm.not_public import TRACE
 
 logger = logging.getLogger("dspyer")
 
 LONGEST = 2000  # characters of a value in feedback
 ROUNDING = 1e-6  # beyond 0 or 1, or below 1: weights that add up to 1 on paper add up to 0.9999999999999999
-NO_GOLD: Final[Any] = object()  # of a value whose metric only judges
+NO_GOLD: Final[Any] = object()  # of a value whose metric only judges, or of an example without gold
+NONE_FOR = "For examples without gold, give a function that returns None: equals(lambda example: example.get({!r}))"
+# The setting with the sheet of the call of a program, the key of the outermost run in it, and the layer that has put
+# them there. DSPy carries it to the threads of nodes.
+SHEET: Final = "dspyer_sheet"
 
 
 class FieldResult(NamedTuple):
@@ -73,8 +79,10 @@ class FieldFunction:
         return self._called({"example": example, field: value}, state)
 
     def _called(self, given: Mapping[str, Any], state: Any) -> Any:
-        # A field of the name `state` is itself.
-        return self._function(**{**({"state": state} if self.takes_state else {}), **given})
+        layer = (dspy.settings.get(SHEET) or [None])[-1]
+        with dspy.context(**{SHEET: (None, "", layer), TRACE: None}):  # it may call an LM, or a graph: none is watched
+            # A field of the name `state` is itself.
+            return self._function(**{**({"state": state} if self.takes_state else {}), **given})
 
     def __repr__(self) -> str:
         return getattr(self._function, "__name__", type(self._function).__name__)
@@ -96,8 +104,9 @@ class Equals(FieldFunction):
             raise TypeError("; ".join(problems))
         super().__init__(gold)
 
-    def __call__(self, example: Any, value: Any, state: Any = None) -> bool:
-        return self.is_equal(value, self.expected(example, state))
+    def __call__(self, example: Any, value: Any, state: Any = None) -> bool | None:
+        gold = self.expected(example, state)
+        return None if gold is NO_GOLD else self.is_equal(value, gold)
 
     def is_equal(self, value: Any, expected: Any) -> bool:
         """Tell if a value equals gold; warns once if two differ in their types alone."""
@@ -114,7 +123,8 @@ class Equals(FieldFunction):
     def expected(self, example: Any, state: Any = None) -> Any:
         """The gold of an example, for a value that was written with a state."""
         if self.column is None:
-            return self._called({"example": example}, state)
+            found = self._called({"example": example}, state)
+            return NO_GOLD if found is None else found
         if self.column not in example:
             raise ValueError(self.lacks(example))
         return example[self.column]
@@ -123,10 +133,10 @@ class Equals(FieldFunction):
         """The problem with an example without the column."""
         return (
             f"equals({self.column!r}): the example has no {self.column!r}; it has {list_names(example.keys())}."
-            f"{suggestion(str(self.column), example.keys())} For examples without it, give a function that returns None"
+            f"{suggestion(str(self.column), example.keys())} {NONE_FOR.format(self.column)}"
         )
 
-    def _judged(self, field: str, example: Any, value: Any, state: Any) -> bool:
+    def _judged(self, field: str, example: Any, value: Any, state: Any) -> bool | None:
         del field
         return self(example, value, state)
 
@@ -198,12 +208,13 @@ class PassOrScore(float):
         return self >= 1
 
 
-def equals(gold: str | Callable[..., Any]) -> Callable[..., bool]:
+def equals(gold: str | Callable[..., Any]) -> Callable[..., bool | None]:
     """A metric that has gold: the value equals it.
 
     Args:
         gold: the name of a column, as in `example.column`; or a function of `example`, and optionally of `state`, the
-            state where the value was written (inside of an item of a map it holds the item).
+            state where the value was written (inside of an item of a map it holds the item). A function returns None
+            for an example without gold.
 
     Returns:
         The metric. It raises a `ValueError` for an example without the column. A warning in the log says so once if two
@@ -351,7 +362,8 @@ class FieldMetric:
             examples: examples that must have the columns that `equals` names.
 
         Raises:
-            ValueError: if nothing writes the field of a key, or its path leads nowhere; if an example lacks a column.
+            ValueError: if nothing writes the field of a key, or its path leads nowhere; if an example lacks a column,
+                or has gold that the field of the graph refuses.
 
         Example:
             >>> from dspyer import END, START, Graph
@@ -372,6 +384,26 @@ class FieldMetric:
             lacking = [one for one in given if metric.column is not None and metric.column not in one]
             if lacking:
                 raise ValueError(f"{metric.lacks(lacking[0])} ({len(lacking)} of {len(given)} examples lack it)")
+        for path, fields in written.items():
+            for name, field in (fields or {}).items():
+                key = self._key_for(path, name)
+                if key is not None and field is not None and not self._functions[key].takes_state:
+                    self._check_gold(key, field, given)
+
+    def _check_gold(self, key: str, field: Any, examples: Iterable[Any]) -> None:
+        """Refuses gold that a field of a graph cannot hold: a gold run would fail where it puts it in."""
+        for at, example in enumerate(examples):
+            gold = self._gold(key, example, None)
+            try:
+                if gold is not NO_GOLD and not field.reads_other_fields:
+                    field.validate(gold, {})
+            except ValidationError as error:
+                why = error.errors()[0]
+                place = "".join(f"[{part!r}]" for part in why["loc"] if part != field.name)
+                raise ValueError(
+                    f"by_field: the gold of {key!r} is {brief(gold)} in example {at}, which the field {field.name!r} "
+                    f"refuses: {place and f'{place}: '}{why['msg']}.{f' {NONE_FOR}'.format(key) * (gold is None)}"
+                ) from None
 
     # --- scores
 
@@ -444,7 +476,7 @@ class FieldMetric:
 # --- what a program writes
 
 
-Written = Mapping[tuple[str, ...], frozenset[str] | None]  # fields by the path of their node; None if they are unknown
+Written = Mapping[tuple[str, ...], Mapping[str, Any] | None]  # fields, as schemas have them, by the path of their node
 
 
 def graphs_in(program: dspy.Module) -> Iterator[tuple[tuple[str, ...], CompiledGraph]]:
@@ -455,22 +487,20 @@ def graphs_in(program: dspy.Module) -> Iterator[tuple[tuple[str, ...], CompiledG
 
 
 def _written(program: dspy.Module) -> Written:
-    found: dict[tuple[str, ...], frozenset[str] | None] = {}
+    found: dict[tuple[str, ...], Mapping[str, Any] | None] = {}  # None if they are unknown
     graphs: list[tuple[str, ...]] = []
     for around, graph in graphs_in(program):
         schema = graph.graph.topology.schema
-        for node in graph.graph.nodes.values():
-            known = None if node.writes is None else frozenset(node.writes.values())
-            known = frozenset(schema.fields) if known is None and not schema.accepts_any_key else known
-            found[*around, node.name] = known
-        for router in graph.graph.routers:
-            if router.module_name is not None:
-                found[*around, router.module_name] = frozenset(router.writes.values())
+        writers = [(node.name, node.writes) for node in graph.graph.nodes.values()]
+        writers += [(one.module_name, one.writes) for one in graph.graph.routers if one.module_name is not None]
+        for name, writes in writers:
+            every = None if schema.accepts_any_key else schema.fields
+            found[*around, name] = every if writes is None else {one: schema.fields.get(one) for one in writes.values()}
         graphs.append(around)
     for name, predictor in program.named_predictors() if found else ():  # what a module calls beside its graphs
         at = tuple(name.split("."))
         if not any(at[: len(around)] == around for around in graphs):
-            found[at] = frozenset(predictor.signature.output_fields)
+            found[at] = dict.fromkeys(predictor.signature.output_fields)
     return found
 
 
