@@ -12,12 +12,18 @@ from pydantic_core import to_jsonable_python
 
 from dspyer.errors import annotate, brief, list_names, suggestion, with_article
 from dspyer.extend import is_async, read_signature
+from dspyer.lm.not_public import TRACE
 
 logger = logging.getLogger("dspyer")
 
 LONGEST = 2000  # characters of a value in feedback
 ROUNDING = 1e-6  # beyond 0 or 1, or below 1: weights that add up to 1 on paper add up to 0.9999999999999999
-NO_GOLD: Final[Any] = object()  # of a value whose metric only judges
+NO_GOLD: Final[Any] = object()  # of a value whose metric only judges, or of an example without gold
+NONE_FOR = "For examples without gold, give a function that returns None: equals(lambda example: example.get({!r}))"
+
+SHEET: Final = "dspyer_sheet"
+"""The setting with the sheet of the call of a program, the key of the outermost run in it, and the layer that has
+put them there. DSPy carries it to the threads of nodes."""
 
 
 class FieldResult(NamedTuple):
@@ -69,8 +75,10 @@ class FieldFunction:
         return self._called({"example": example, field: value}, state)
 
     def _called(self, given: Mapping[str, Any], state: Any) -> Any:
-        # A field of the name `state` is itself.
-        return self._function(**{**({"state": state} if self.takes_state else {}), **given})
+        layer = (dspy.settings.get(SHEET) or [None])[-1]
+        with dspy.context(**{SHEET: (None, "", layer), TRACE: None}):  # it may call an LM, or a graph: none is watched
+            # A field of the name `state` is itself.
+            return self._function(**{**({"state": state} if self.takes_state else {}), **given})
 
     def __repr__(self) -> str:
         return getattr(self._function, "__name__", type(self._function).__name__)
@@ -92,8 +100,9 @@ class Equals(FieldFunction):
             raise TypeError("; ".join(problems))
         super().__init__(gold)
 
-    def __call__(self, example: Any, value: Any, state: Any = None) -> bool:
-        return self.is_equal(value, self.expected(example, state))
+    def __call__(self, example: Any, value: Any, state: Any = None) -> bool | None:
+        gold = self.expected(example, state)
+        return None if gold is NO_GOLD else self.is_equal(value, gold)
 
     def is_equal(self, value: Any, expected: Any) -> bool:
         """Tell if a value equals gold; warns once if two differ in their types alone."""
@@ -110,7 +119,8 @@ class Equals(FieldFunction):
     def expected(self, example: Any, state: Any = None) -> Any:
         """The gold of an example, for a value that was written with a state."""
         if self.column is None:
-            return self._called({"example": example}, state)
+            found = self._called({"example": example}, state)
+            return NO_GOLD if found is None else found
         if self.column not in example:
             raise ValueError(self.lacks(example))
         return example[self.column]
@@ -119,10 +129,10 @@ class Equals(FieldFunction):
         """The problem with an example without the column."""
         return (
             f"equals({self.column!r}): the example has no {self.column!r}; it has {list_names(example.keys())}."
-            f"{suggestion(str(self.column), example.keys())} For examples without it, give a function that returns None"
+            f"{suggestion(str(self.column), example.keys())} {NONE_FOR.format(self.column)}"
         )
 
-    def _judged(self, field: str, example: Any, value: Any, state: Any) -> bool:
+    def _judged(self, field: str, example: Any, value: Any, state: Any) -> bool | None:
         del field
         return self(example, value, state)
 

@@ -11,10 +11,19 @@ from numbers import Real
 from typing import Any
 
 import dspy
+from pydantic import ValidationError
 
 from dspyer import CompiledGraph, Run
 from dspyer.errors import brief, list_names, suggestion
-from dspyer.optimize.field_functions import Equals, FieldFunction, FieldResult, metric_problems, wrong_text
+from dspyer.optimize.field_functions import (
+    NO_GOLD,
+    NONE_FOR,
+    Equals,
+    FieldFunction,
+    FieldResult,
+    metric_problems,
+    wrong_text,
+)
 
 logger = logging.getLogger("dspyer")
 
@@ -28,12 +37,13 @@ class PassOrScore(float):
         return self >= 1
 
 
-def equals(gold: str | Callable[..., Any]) -> Callable[..., bool]:
+def equals(gold: str | Callable[..., Any]) -> Callable[..., bool | None]:
     """A metric that has gold: the value equals it.
 
     Args:
         gold: the name of a column, as in `example.column`; or a function of `example`, and optionally of `state`, the
-            state where the value was written (inside of an item of a map it holds the item).
+            state where the value was written (inside of an item of a map it holds the item). A function returns None
+            for an example without gold.
 
     Returns:
         The metric. It raises a `ValueError` for an example without the column. A warning in the log says so once if two
@@ -181,7 +191,8 @@ class FieldMetric:
             examples: examples that must have the columns that `equals` names.
 
         Raises:
-            ValueError: if nothing writes the field of a key, or its path leads nowhere; if an example lacks a column.
+            ValueError: if nothing writes the field of a key, or its path leads nowhere; if an example lacks a column,
+                or has gold that the field of the graph refuses.
 
         Example:
             >>> from dspyer import END, START, Graph
@@ -202,6 +213,26 @@ class FieldMetric:
             lacking = [one for one in given if metric.column is not None and metric.column not in one]
             if lacking:
                 raise ValueError(f"{metric.lacks(lacking[0])} ({len(lacking)} of {len(given)} examples lack it)")
+        for path, fields in written.items():
+            for name, field in (fields or {}).items():
+                key = self._key_for(path, name)
+                if key is not None and field is not None and not self._functions[key].takes_state:
+                    self._check_gold(key, field, given)
+
+    def _check_gold(self, key: str, field: Any, examples: Iterable[Any]) -> None:
+        """Refuses gold that a field of a graph cannot hold: a gold run would fail where it puts it in."""
+        for at, example in enumerate(examples):
+            gold = self._gold(key, example, None)
+            try:
+                if gold is not NO_GOLD and not field.reads_other_fields:
+                    field.validate(gold, {})
+            except ValidationError as error:
+                why = error.errors()[0]
+                place = "".join(f"[{part!r}]" for part in why["loc"] if part != field.name)
+                raise ValueError(
+                    f"by_field: the gold of {key!r} is {brief(gold)} in example {at}, which the field {field.name!r} "
+                    f"refuses: {place and f'{place}: '}{why['msg']}.{f' {NONE_FOR}'.format(key) * (gold is None)}"
+                ) from None
 
     # --- scores
 
@@ -274,7 +305,7 @@ class FieldMetric:
 # --- what a program writes
 
 
-Written = Mapping[tuple[str, ...], frozenset[str] | None]  # fields by the path of their node; None if they are unknown
+Written = Mapping[tuple[str, ...], Mapping[str, Any] | None]  # fields, as schemas have them, by the path of their node
 
 
 def graphs_in(program: dspy.Module) -> Iterator[tuple[tuple[str, ...], CompiledGraph]]:
@@ -285,22 +316,20 @@ def graphs_in(program: dspy.Module) -> Iterator[tuple[tuple[str, ...], CompiledG
 
 
 def _written(program: dspy.Module) -> Written:
-    found: dict[tuple[str, ...], frozenset[str] | None] = {}
+    found: dict[tuple[str, ...], Mapping[str, Any] | None] = {}  # None if they are unknown
     graphs: list[tuple[str, ...]] = []
     for around, graph in graphs_in(program):
         schema = graph.graph.topology.schema
-        for node in graph.graph.nodes.values():
-            known = None if node.writes is None else frozenset(node.writes.values())
-            known = frozenset(schema.fields) if known is None and not schema.accepts_any_key else known
-            found[*around, node.name] = known
-        for router in graph.graph.routers:
-            if router.module_name is not None:
-                found[*around, router.module_name] = frozenset(router.writes.values())
+        writers = [(node.name, node.writes) for node in graph.graph.nodes.values()]
+        writers += [(one.module_name, one.writes) for one in graph.graph.routers if one.module_name is not None]
+        for name, writes in writers:
+            every = None if schema.accepts_any_key else schema.fields
+            found[*around, name] = every if writes is None else {one: schema.fields.get(one) for one in writes.values()}
         graphs.append(around)
     for name, predictor in program.named_predictors() if found else ():  # what a module calls beside its graphs
         at = tuple(name.split("."))
         if not any(at[: len(around)] == around for around in graphs):
-            found[at] = frozenset(predictor.signature.output_fields)
+            found[at] = dict.fromkeys(predictor.signature.output_fields)
     return found
 
 

@@ -18,10 +18,10 @@ import dspy
 from gepa.strategies.component_selector import RoundRobinReflectionComponentSelector
 
 from dspyer.display import ShownTable, count_of
-from dspyer.errors import always_raised, error_text, refuses_removed, shows_removed
+from dspyer.errors import always_raised, refuses_removed, shows_removed
 from dspyer.extend import Layer, using
 from dspyer.lm.not_public import CALLERS, COUNT_CALLS, METRIC, TRACE, FailedPrediction
-from dspyer.optimize.examples import in_threads, validate
+from dspyer.optimize.examples import in_threads, told, validate
 from dspyer.optimize.field_metric import FieldMetric
 from dspyer.optimize.gold_layer import GoldLayer, ItemLayer
 from dspyer.optimize.gold_run import Carried, Fault, Sheet, Value, faults, is_read
@@ -246,7 +246,7 @@ class GoldSelector:
 
     def _note(self, error: Exception, failed: int = 0) -> None:
         self._stats.failed += failed
-        self._stats.error = f"{type(error).__name__}: {error_text(error)}"
+        self._stats.error = told(error)
         if failed:
             logger.warning("optimize.GEPA: a run has no known culprits", exc_info=error)
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar, Final
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import dspy
 
@@ -18,16 +18,13 @@ from dspyer.extend import Call, Inner, Layer, Node, Output, Place, Reply, Script
 from dspyer.layers.attempts import apart_from_earlier
 from dspyer.layers.layer import layers_around
 from dspyer.lm.tracing import Steps, append_to_trace, execute_attempt, step_count, take_steps
+from dspyer.optimize.field_functions import SHEET
 
 if TYPE_CHECKING:
     from dspyer.optimize.gold_run import Sheet, Watched
 
 ROLLOUT_STRIDE = 10**6
 """Times that of later attempts (`lm.requests.STRIDE`): so that what is asked again has other rollout ids."""
-
-SHEET: Final = "dspyer_sheet"
-"""The setting with the sheet of the call of a program, the key of the outermost run in it, and the layer that has
-put them there. DSPy carries it to the threads of nodes."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)

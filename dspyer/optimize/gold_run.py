@@ -15,14 +15,14 @@ from collections import Counter, defaultdict
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from dataclasses import field as made
-from functools import cache
+from functools import cache, cached_property
 from threading import Lock
 from typing import Any, NamedTuple
 
 import dspy
 
 from dspyer import Replace
-from dspyer.errors import RunStoppedError, shows_removed
+from dspyer.errors import RunStoppedError, always_raised, annotate, shows_removed
 from dspyer.events import TraceStep
 from dspyer.extend import Address, Call, Node, Output, freeze, part_id, same, thaw, using, whole_execution
 from dspyer.lm.not_public import TRACE
@@ -133,6 +133,7 @@ class _Run:
 
     def __init__(self, scope: Scope, run: Any) -> None:
         self.scope, self.graph, self.given = scope, run.graph, run.run_start.patch
+        self.made = set[str]()  # the inputs that are not those of the example: code around the graphs made them
         self.entries = {entry.commit.id: entry for entry in run.run.log}
         self.ids = list(self.entries)
         self.parents = {id_: [self.ids[at] for at in entry.parents] for id_, entry in self.entries.items()}
@@ -217,8 +218,28 @@ class Sheet:
             except Exception as error:
                 if isinstance(error, RunStoppedError):
                     raise
+                if names := dict.fromkeys(f"`{value.key}`" for value in self.values if value.replaced):
+                    annotate(error, f"in a gold run, with gold for {' and '.join(names)}")
                 self.error = error
         return self.link()
+
+    @cached_property
+    def right(self) -> bool:
+        """Tell if the result of the call is right. What its metric raises is the error of the call."""
+        if self.prediction is None or self.error is not None:
+            return False
+        metric, field = self.metric, self.metric.goal.rpartition(".")[2]
+        judged = [one for one in self.values if one.key == metric.goal and one.item is None]
+        known = metric.weights is None and field in self.prediction and judged and judged[-1].verdict != "unknown"
+        if known and same(freeze(judged[-1].value), freeze(self.prediction[field])):
+            return judged[-1].verdict == "right"  # the metric may ask an LM: it is not called again
+        try:
+            return bool(metric(self.example, self.prediction) >= 1)
+        except Exception as error:
+            if always_raised(error):
+                raise
+            self.error = error
+            return False
 
     # --- what the layer sees, from any thread
 
@@ -257,9 +278,10 @@ class Sheet:
         graph = call.runner.session.graph
         schema, own = graph.topology.schema, {field: name for name, field in (node.writes or {}).items()}
         fixes = {check.fix for check in graph.checks.values()}
-        kind = "graph" if node.runs_graph else "fix" if node.name in fixes else "node"
+        passes = node.runs_graph and node.kind != "tool"  # of what a graph gives, a tool makes a message
+        kind = "graph" if passes else "fix" if node.name in fixes else "node"
         leads, found = output.goto is not None and len(node.goto) > 1, list[Value]()
-        for field in dict.fromkeys((*output.patch, *node.always_writes)):
+        for field in dict.fromkeys((*output.patch, *output.updates, *node.always_writes)):
             if field not in output.after:
                 continue
             value = thaw(output.after.raw(field))
@@ -385,6 +407,7 @@ class Sheet:
             outer, at = ((root, around[:-1]), around[-1]) if around else self._callers[root]
             for execution in {at, whole_execution(at)}:
                 self._inside[outer, execution].append(run)
+            run.made = {name for name, one in run.given.items() if not around and not self._is_given({name: thaw(one)})}
         self._add_outside()
         self.values.sort(key=self._order)
         linked = [(one, run) for one in self.values for run, _ in self._entry(one.scope, one.commit)]
@@ -452,7 +475,7 @@ class Sheet:
         own = part_id(value.commit, value.item) if value.is_item else value.commit
         passed = value.kind == "graph" and run.graph.nodes[value.path[-1]].mapped is None
         for inner in self._inside.get((value.scope, own), ()) if value.kind != "router" else ():
-            for name in [value.output] if passed else inner.written:
+            for name in [value.output] if passed else inner.graph.outputs or inner.written:
                 yield from self._last(inner, name)
         if value.kind == "graph":
             return
@@ -532,8 +555,7 @@ class Sheet:
         """The values behind an input of a run: those that the node around it had read."""
         root, around = run.scope
         if not around:  # code around the graphs gave it: of the example, or made of what an earlier graph gave
-            if field in run.given and not self._is_given({field: thaw(run.given[field])}):
-                yield from self._made_before(None, root)
+            yield from self._made_before(None, root) if field in run.made else ()
             return
         for outer, entry in self._entry((root, around[:-1]), around[-1]):
             node, commit = outer.graph.nodes[entry.commit.node], entry.commit.id
@@ -589,7 +611,8 @@ class Carried:
             self._known[value] = ()  # siblings may have read each other's posts: a cycle carries nothing
             if not (value.replaced or value.verdict == "right" or value.place in self._right):
                 read = None if value.verdict == "wrong" else self.read(value)
-                self._known[value] = None if read is None else (*read, value)
+                # A function passes on what it read.
+                self._known[value] = read if read is None or not value.predictors else (*read, value)
         return self._known[value]
 
     def read(self, value: Value) -> tuple[Value, ...] | None:
