@@ -31,15 +31,10 @@ SHEET: Final = "dspyer_sheet"
 
 
 class FieldResult(NamedTuple):
-    """The verdict of a field metric on one value.
+    """The verdict of a field metric on one value."""
 
-    Attributes:
-        score: from 0 to 1; None if the metric cannot tell.
-        feedback: its own words; None if it gave none.
-    """
-
-    score: float | None
-    feedback: str | None = None
+    score: float | None  # from 0 to 1; None if the metric cannot tell
+    feedback: str | None = None  # its own words
 
     @property
     def verdict(self) -> str:
@@ -48,14 +43,9 @@ class FieldResult(NamedTuple):
 
 
 class FieldFunction:
-    """The metric of a key: a function of `example` and of the value by the name of its field, and maybe of `state`.
+    """The metric of a key: a function of `example` and of the value by the name of its field, and maybe of `state`."""
 
-    Attributes:
-        column: the column with gold, of `equals` of a column; else None.
-        takes_state: whether it wants the state where the value was written.
-    """
-
-    column: str | None = None
+    column: str | None = None  # the one with gold, of `equals` of a column
 
     def __init__(self, function: Callable[..., Any]) -> None:
         self._function = function
@@ -157,10 +147,7 @@ def _differ_in_type_alone(value: Any, expected: Any) -> bool:
 
 
 def wrong_text(output: str, value: Any, result: FieldResult, gold: Any) -> str:
-    """The feedback on a value, under the name that its author has for it: the metric's own, else what was expected.
-
-    Nothing if the metric cannot tell.
-    """
+    """The feedback on a value, by its author's name for it: the metric's own, else what was expected; "" if unknown."""
     if result.feedback is not None:
         return result.feedback
     if result.verdict != "wrong":
@@ -443,10 +430,7 @@ class FieldMetric:
     # --- feedback
 
     def _feedback(self, example: Any, pred: Any, pred_name: str, pred_trace: Any) -> str:
-        """The feedback for one step: of what it gave if all that it read may be right, else of what was wrong in that.
-
-        By the names of its inputs and outputs, which are those of the fields unless a node renames them.
-        """
+        """The feedback for one step: of what it gave if all that it read may be right, else of what was wrong in that."""
         _, inputs, outputs = (*(pred_trace or ()), (None, {}, {}))[0]
         path, state = pred_name.split("."), {**inputs, **outputs}
         wrong = [name for name, value in inputs.items() if self._found(path, name, example, value, state)[0] == "wrong"]
