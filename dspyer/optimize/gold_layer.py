@@ -18,7 +18,7 @@ from dspyer.extend import Call, Inner, Layer, Node, Output, Place, Reply, Script
 from dspyer.layers.attempts import apart_from_earlier
 from dspyer.layers.layer import layers_around
 from dspyer.lm.tracing import Steps, append_to_trace, execute_attempt, step_count, take_steps
-from dspyer.optimize.field_functions import SHEET
+from dspyer.optimize.field_metric import SHEET
 
 if TYPE_CHECKING:
     from dspyer.optimize.gold_run import Sheet, Watched

@@ -28,8 +28,7 @@ from dspyer.extend import Address, Call, Node, Output, freeze, part_id, same, th
 from dspyer.lm.not_public import TRACE
 from dspyer.lm.tracing import original_id
 from dspyer.optimize.examples import validate
-from dspyer.optimize.field_functions import NO_GOLD, FieldResult, wrong_text
-from dspyer.optimize.field_metric import FieldMetric, graphs_in
+from dspyer.optimize.field_metric import NO_GOLD, FieldMetric, FieldResult, graphs_in, wrong_text
 from dspyer.optimize.gold_layer import GoldLayer, ItemLayer
 
 Scope = tuple[str, tuple[str, ...]]
