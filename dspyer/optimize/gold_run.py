@@ -147,8 +147,7 @@ class _Run:
         self.unchanged = defaultdict[str, set[str]](set)  # by field, the commits that have left it as it was
         self.labels = defaultdict[str, list[Value]](list)  # of the routers after a commit, or of a `Command` in it
         self.wholes: dict[tuple[Any, ...], Value] = {}  # of what a reducer has folded, by its parts
-        names = {router.module_name for router in self.graph.routers} - {None}
-        parts = [vars(run.program)[name] for name in names]
+        parts = [vars(run.program)[one.module_name] for one in self.graph.routers if one.module_name is not None]
         self.of_routers = {id(one) for part in parts for _, one in part.named_predictors()}
 
     def authors(self, field: str, commits: Sequence[str], at: str) -> Iterable[str]:
@@ -479,10 +478,8 @@ class Sheet:
         if value.kind == "graph":
             return
         sources, parents = run.of(value.commit), run.parents[value.commit]
-        if value.kind == "router":
-            yield from self._all(run, sources.routers, value.commit)
-        else:
-            yield from self._all(run, sources.node, parents[0])
+        routed = value.kind == "router"
+        yield from self._all(run, *(sources.routers, value.commit) if routed else (sources.node, parents[0]))
         for parent in parents:  # what led here; a router that is a function passes on what it read
             yield from run.labels.get(parent) or self._all(run, run.of(parent).routers, parent)
 
