@@ -430,7 +430,7 @@ class FieldMetric:
     # --- feedback
 
     def _feedback(self, example: Any, pred: Any, pred_name: str, pred_trace: Any) -> str:
-        """The feedback for one step: of what it gave if all that it read may be right, else of what was wrong in that."""
+        """The feedback for one step: of what it gave if all that it read may be right, else of what was wrong."""
         _, inputs, outputs = (*(pred_trace or ()), (None, {}, {}))[0]
         path, state = pred_name.split("."), {**inputs, **outputs}
         wrong = [name for name, value in inputs.items() if self._found(path, name, example, value, state)[0] == "wrong"]

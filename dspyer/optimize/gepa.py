@@ -207,7 +207,7 @@ class GoldSelector:
         return chosen
 
     def _cases(self, state: Any, trajectories: Sequence[Mapping[str, Any]]) -> list[Case]:
-        """The trajectories with a sheet that can be judged, and a gold run of each in which something wrong was read."""
+        """The trajectories with a sheet that can be judged, with gold runs where something wrong was read."""
         with self._lock:
             sheets, self._open = self._open, {}
         by_step = {id(step[2]): sheet for sheet in sheets.values() for step in sheet.trace}
