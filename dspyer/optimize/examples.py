@@ -22,15 +22,7 @@ Made = TypeVar("Made")
 def validate(program: Any, metric: Any, who: str = "", **named: Sequence[Any]) -> None:
     """Refuse what a program cannot be run and judged with. DSPy scores each such run 0, and goes on.
 
-    Args:
-        program: the program; only the inputs of a compiled graph are known before it runs.
-        metric: the metric; one by field must fit the program and the examples.
-        who: the function that takes nothing but programs and metrics by field; "" for an optimizer.
-        named: the examples, by what the user calls them: `trainset`, `devset`.
-
-    Raises:
-        TypeError: if an example is no `dspy.Example`; for another program or metric, if `who` is given.
-        ValueError: if there is none, if one has no inputs, or not those of the graph, or if the metric does not fit.
+    Examples are named as the user calls them. `who` takes nothing but programs and metrics by field.
     """
     if who and not isinstance(program, dspy.Module):
         kind, form = with_article(type(program).__name__), f"{who}(program, {', '.join(named)}, metric)"

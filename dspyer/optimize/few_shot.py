@@ -184,9 +184,9 @@ class FewShot(dspy.BootstrapFewShot):
 
 
 def _demos(sheet: Sheet, is_full: bool) -> dict[str, tuple[dspy.Example, bool]]:
-    """A demonstration for each predictor: of the steps whose values are right, or of all others of a full run.
+    """A demonstration for each predictor, and whether something is known to be wrong in what was read for it.
 
-    With each stands whether it is known that something was wrong in what was read for it.
+    They are of the steps whose values are right, or of all others of a full run.
     """
     steps: dict[int, PredictorCall] = {}  # by id of the outputs, which the sheet keeps
     facts: dict[int, set[str]] = {}  # the verdicts on its values, and "misled"

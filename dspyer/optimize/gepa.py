@@ -101,10 +101,7 @@ class GEPAStats(ShownTable):
 
 
 def in_turn(state: Any, index: int, candidate: Mapping[str, str], allowed: Collection[str]) -> list[str]:
-    """The next component of a candidate in gepa's round robin of those that are allowed.
-
-    Whose turn it is stands in the state of gepa, which is saved in `log_dir`.
-    """
+    """The next component that is allowed in gepa's round robin, whose state is saved in `log_dir`."""
     turn = RoundRobinReflectionComponentSelector()
     while True:
         found: list[str] = turn(state, [], [], index, dict(candidate))
@@ -123,10 +120,9 @@ class Case:
 
 
 class GoldSelector:
-    """Selects the predictors of all culprits of a minibatch, and one suspect in turn.
+    """Selects the predictors of all culprits of a minibatch, and one suspect in turn; a callback of gepa, too.
 
-    It puts the steps of the gold runs in the place of the trajectories, each with its feedback. It is a callback of
-    gepa, too: it learns which texts are new in a candidate that was accepted.
+    It puts the steps of the gold runs in the place of the trajectories, each with its feedback.
     """
 
     def __init__(self, metric: FieldMetric, stats: GEPAStats, lm: Any, threads: int | None) -> None:
@@ -211,10 +207,7 @@ class GoldSelector:
         return chosen
 
     def _cases(self, state: Any, trajectories: Sequence[Mapping[str, Any]]) -> list[Case]:
-        """The trajectories of which there is a sheet that can be judged, with their gold runs.
-
-        All other sheets are forgotten. A gold run is made of each run in which something wrong was read.
-        """
+        """The trajectories with a sheet that can be judged, with gold runs where something wrong was read."""
         with self._lock:
             sheets, self._open = self._open, {}
         by_step = {id(step[2]): sheet for sheet in sheets.values() for step in sheet.trace}

@@ -6,7 +6,7 @@ and of all graphs of a hand-written module. What it sees of one call of a progra
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -18,7 +18,7 @@ from dspyer.extend import Call, Inner, Layer, Node, Output, Place, Reply, Script
 from dspyer.layers.attempts import apart_from_earlier
 from dspyer.layers.layer import layers_around
 from dspyer.lm.tracing import Steps, append_to_trace, execute_attempt, step_count, take_steps
-from dspyer.optimize.field_functions import SHEET
+from dspyer.optimize.field_metric import SHEET
 
 if TYPE_CHECKING:
     from dspyer.optimize.gold_run import Sheet, Watched
@@ -85,7 +85,8 @@ class GoldLayer(Layer):
             gold = sheet.checked(visit, output)
         else:
             found = sheet.judged(visit, node, output)
-            if sheet.again and is_wrong(found) and may_ask_again(call, node, output):
+            is_wrong = any(one.verdict == "wrong" for one in found)
+            if sheet.again and is_wrong and may_ask_again(call, node, output):
                 output, found = yield from self._ask_again(sheet, visit, inner, output, found)
             gold = sheet.written(visit, found)
         if gold:  # not by `call.reply`: gold that has waited for its check is committed with what that writes
@@ -117,18 +118,13 @@ class GoldLayer(Layer):
                     raise
             else:
                 found = sheet.judged(visit, session.graph.nodes[again.node], output)
-                if not is_wrong(found):
+                if all(one.verdict != "wrong" for one in found):
                     lose(kept)
                     return output, found
             lose(take_steps(0))
             session.notes.failed_attempts[execution] = list(known)
         append_to_trace(kept)
         return first, judged
-
-
-def is_wrong(found: Sequence[Sequence[Any]]) -> bool:
-    """Tell if one of the values that a node has written is wrong."""
-    return any(one.verdict == "wrong" for values in found for one in values)
 
 
 def may_ask_again(call: Call, node: Node, output: Output) -> bool:

@@ -28,8 +28,7 @@ from dspyer.extend import Address, Call, Node, Output, freeze, part_id, same, th
 from dspyer.lm.not_public import TRACE
 from dspyer.lm.tracing import original_id
 from dspyer.optimize.examples import validate
-from dspyer.optimize.field_functions import NO_GOLD, FieldResult, wrong_text
-from dspyer.optimize.field_metric import FieldMetric, graphs_in
+from dspyer.optimize.field_metric import NO_GOLD, FieldMetric, FieldResult, graphs_in, wrong_text
 from dspyer.optimize.gold_layer import GoldLayer, ItemLayer
 
 Scope = tuple[str, tuple[str, ...]]
@@ -55,13 +54,10 @@ class Value:
     Attributes:
         output: the name that the node has for its field.
         value: what was written, before gold was put in its place.
-        state: the state with it.
         kind: `"node"`, `"graph"` for a node that passes on what the nodes inside of it have written, `"fix"` for one
             that corrects what a check has refused, `"router"`, `"failure"` for what led to the handler of one.
         mapped: whether it is the list of a map, or an item of it.
         item: its index in such a list, or in the one to which a `Send` target adds it; None for a whole value.
-        key: the key of its metric; None if it has none.
-        gold: what is right; `NO_GOLD` if that is unknown.
         may_replace: whether gold can be put in its place: not in a live field, nor in what a reducer folds.
         folds: whether a reducer folds it into what others have written: it is judged with that, where it is read.
         leads: whether it decides what runs next: of a router, or of a node that gives a `Command`.
@@ -151,8 +147,7 @@ class _Run:
         self.unchanged = defaultdict[str, set[str]](set)  # by field, the commits that have left it as it was
         self.labels = defaultdict[str, list[Value]](list)  # of the routers after a commit, or of a `Command` in it
         self.wholes: dict[tuple[Any, ...], Value] = {}  # of what a reducer has folded, by its parts
-        names = {router.module_name for router in self.graph.routers} - {None}
-        parts = [vars(run.program)[name] for name in names]
+        parts = [vars(run.program)[one.module_name] for one in self.graph.routers if one.module_name is not None]
         self.of_routers = {id(one) for part in parts for _, one in part.named_predictors()}
 
     def authors(self, field: str, commits: Sequence[str], at: str) -> Iterable[str]:
@@ -172,15 +167,12 @@ class Sheet:
     """The values that the nodes of one call of a program have written, and those that they had read.
 
     Attributes:
-        program: the program.
         example: the example; None if `judge` gives it later: then nothing is replaced.
-        metric: the metric by field.
         replaces: the keys whose gold is put in the place of what is wrong.
         unused: the keys that are treated as having no metric.
         again: how often a node whose output is wrong is asked again.
         after_checks: whether gold is put in the place of a checked output only where its check accepts it, so that what
             is refused is corrected.
-        trace: the DSPy trace of the call.
         values: what was written, in the order of arrival.
         prediction: what the program returned; None if it raised.
         problems: what checks have found in the output of a commit.
@@ -207,7 +199,7 @@ class Sheet:
         self._items: dict[tuple[Scope, int], int] = {}  # the item of a map that made a step, by id of its outputs
         self._owners: dict[int, _Run] = {}  # the innermost run of each step
         self._inside = defaultdict[Any, list[_Run]](list)  # runs, by the scope and the execution that has called them
-        self._unchecked: dict[tuple[Scope, str], list[Sequence[Value]]] = {}  # what waits for the verdict of its check
+        self._unchecked: dict[tuple[Scope, str], list[Value]] = {}  # what waits for the verdict of its check
         self._callers: dict[str, tuple[Scope, str]] = {}  # the execution whose code began an outermost run
         self._counts = Counter[Any]()  # of the runs that each has begun
         self._lock = Lock()
@@ -278,15 +270,15 @@ class Sheet:
         root, around = scope
         return self._paths[(root, around[:-1]), whole_execution(around[-1]) if around else ""]
 
-    def judged(self, visit: Watched, node: Node, output: Output) -> list[list[Value]]:
-        """The values that a node has written, judged if the example is known: a list per field, of items of a map."""
+    def judged(self, visit: Watched, node: Node, output: Output) -> list[Value]:
+        """The values that a node has written, judged if the example is known."""
         call, head, place = visit.call, visit.head, visit[2:]
         graph = call.runner.session.graph
         schema, own = graph.topology.schema, {field: name for name, field in (node.writes or {}).items()}
         fixes = {check.fix for check in graph.checks.values()}
         passes = node.runs_graph and node.kind != "tool"  # of what a graph gives, a tool makes a message
         kind = "graph" if passes else "fix" if node.name in fixes else "node"
-        leads, found = output.goto is not None and len(node.goto) > 1, list[list[Value]]()
+        leads, found = output.goto is not None and len(node.goto) > 1, list[Value]()
         for field in dict.fromkeys((*output.patch, *output.updates, *node.always_writes)):
             if field not in output.after:
                 continue
@@ -300,15 +292,15 @@ class Sheet:
                 made.item, made.value = sent_entry(call, head, output.updates.get(field), reducer.name) or (None, value)
                 made.folds = made.item is None
             made.may_replace = field not in schema.live_fields and not made.folds
-            found.append(self._judged(made))
+            found += self._judged(made)
         if leads and not found:
-            self._add([Value(*place, "", "", None, output.after, leads=True)])
+            self.values.append(Value(*place, "", "", None, output.after, leads=True))
         return found
 
     def failed(self, visit: Watched, output: Output) -> None:
         """Adds the failure of a node after which the run goes on: no metric judges it, but it has led to a handler."""
         field = next(iter(output.patch), "")
-        self._add([Value(*visit[2:], field, field, output.failure, output.after, "failure", leads=True)])
+        self.values.append(Value(*visit[2:], field, field, output.failure, output.after, "failure", leads=True))
 
     def checked(self, visit: Watched, output: Output) -> dict[str, Any]:
         """Notes what a check has found, which is no value of the program; returns the gold that has waited for it."""
@@ -317,17 +309,17 @@ class Sheet:
         problems, refused = output.after.get(check.into, ()), output.goto is not None and check.fix is not None
         before = [(visit.scope, one) for one in check.output_before(session.run.log, visit.head)]
         self.problems |= {place: list(problems) for place in before if problems}
-        found = [values for place in before if not refused for values in self._unchecked.pop(place, ())]
+        found = [one for place in before if not refused for one in self._unchecked.pop(place, ())]
         return self._gold_in(session.graph, found)
 
-    def written(self, visit: Watched, found: Sequence[Sequence[Value]]) -> dict[str, Any]:
+    def written(self, visit: Watched, found: Sequence[Value]) -> dict[str, Any]:
         """Adds what a node has written; returns the updates with gold for what is wrong, by field."""
         graph = visit.call.runner.session.graph
-        self._add([one for values in found for one in values])
+        self.values.extend(found)
         if self.after_checks and any(check.of == visit.call.node and check.fix for check in graph.checks.values()):
-            wait = [values for values in found if graph.topology.schema.reducer(values[0].field) is None]
-            self._unchecked[visit.scope, visit.execution] = wait
-            found = [values for values in found if values not in wait]
+            reducer = graph.topology.schema.reducer
+            self._unchecked[visit.scope, visit.execution] = [one for one in found if reducer(one.field) is None]
+            found = [one for one in found if reducer(one.field) is not None]
         return self._gold_in(graph, found)
 
     def label(self, root: str, call: Call, router: Any, prediction: dspy.Prediction) -> dspy.Prediction:
@@ -337,19 +329,15 @@ class Sheet:
         commit, state = whole_execution(call.context.delegate.execution), call.state
         after = state.set(field, label) if field else state
         (value,) = self._judged(Value(scope, commit, path, field, router.label, label, after, "router", leads=True))
-        self._add([value])
+        self.values.append(value)
         gold = self._gold_of([value])
         return prediction if gold is NO_GOLD else dspy.Prediction(**{**dict(prediction.items()), router.label: gold})
 
-    def _add(self, values: Sequence[Value]) -> None:
-        with self._lock:
-            self.values += values
-
-    def _gold_in(self, graph: Any, found: Iterable[Sequence[Value]]) -> dict[str, Any]:
+    def _gold_in(self, graph: Any, found: Sequence[Value]) -> dict[str, Any]:
         """The updates with gold for what is wrong, by field."""
         gold = dict[str, Any]()
-        for values in found:
-            field, update = values[0].field, self._gold_of(values)
+        for field in dict.fromkeys([one.field for one in found]):
+            update = self._gold_of([one for one in found if one.field == field])
             reducer = graph.topology.schema.reducer(field)
             if update is not NO_GOLD:
                 gold[field] = Replace(update) if reducer is None else update if reducer.name == "append" else [update]
@@ -490,10 +478,8 @@ class Sheet:
         if value.kind == "graph":
             return
         sources, parents = run.of(value.commit), run.parents[value.commit]
-        if value.kind == "router":
-            yield from self._all(run, sources.routers, value.commit)
-        else:
-            yield from self._all(run, sources.node, parents[0])
+        routed = value.kind == "router"
+        yield from self._all(run, *(sources.routers, value.commit) if routed else (sources.node, parents[0]))
         for parent in parents:  # what led here; a router that is a function passes on what it read
             yield from run.labels.get(parent) or self._all(run, run.of(parent).routers, parent)
 

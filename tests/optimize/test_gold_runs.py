@@ -345,6 +345,11 @@ def test_a_list_of_another_length_is_judged_as_a_whole() -> None:
     assert judge(sending("1", "x"), notes=lambda example, notes: notes == ["1", "2"]).shares == {"tag": 1.0}
 
 
+def test_a_list_that_is_rightly_empty_is_right() -> None:
+    example = dspy.Example(q="?", notes=[]).with_inputs("q")
+    assert not culprits(mapped(), example, metric_of("notes")).shares
+
+
 def test_a_checked_node_is_judged_by_what_it_gave_first_with_what_the_check_has_found() -> None:
     graph = Graph(State, inputs=["q"]).add_node("first", fake("q -> a", "long"))
     fix = FakePredict("q, previous_a, problems: list[str] -> a", lambda **inputs: "1")
