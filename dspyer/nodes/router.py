@@ -156,7 +156,7 @@ class Routes:
             return label
         if not self.labels:
             check_target(part, self.targets, who, _HOW_TO_DECLARE)
-        hint = suggestion(part, [*self.labels, *self.targets])
+        hint = suggestion(part, dict.fromkeys([*self.labels, *self.targets]))
         raise RouteError(
             f"{who} returned {brief(part)}; its labels are {list_names(self.labels)} and its targets "
             f"{list_names(self.targets)}: {_HOW_TO_DECLARE}.{hint}"

@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 import dspy
 
 from dspyer import CompiledGraph
-from dspyer.errors import InputError, brief, with_article
+from dspyer.errors import InputError, brief, error_text, with_article
 from dspyer.graph.spec import check_inputs
 from dspyer.lm.not_public import INPUT_KEYS
 from dspyer.optimize.field_metric import FieldMetric
@@ -22,21 +22,15 @@ Made = TypeVar("Made")
 def validate(program: Any, metric: Any, who: str = "", **named: Sequence[Any]) -> None:
     """Refuse what a program cannot be run and judged with. DSPy scores each such run 0, and goes on.
 
-    Args:
-        program: the program; only the inputs of a compiled graph are known before it runs.
-        metric: the metric; one by field must fit the program and the examples.
-        who: the function that takes nothing but programs and metrics by field; "" for an optimizer.
-        named: the examples, by what the user calls them: `trainset`, `devset`.
-
-    Raises:
-        TypeError: if an example is no `dspy.Example`; for another program or metric, if `who` is given.
-        ValueError: if one has no inputs, or not those of the graph, or if the metric does not fit.
+    Examples are named as the user calls them. `who` takes nothing but programs and metrics by field.
     """
     if who and not isinstance(program, dspy.Module):
         kind, form = with_article(type(program).__name__), f"{who}(program, {', '.join(named)}, metric)"
         raise TypeError(f"{who} takes a program, and got {kind}: call {form}")
     if who and not isinstance(metric, FieldMetric):
         raise TypeError(f"{who} takes a metric by field, as optimize.by_field makes it, and got {brief(metric)}")
+    for name in [one for one, examples in named.items() if not examples and one != "valset"]:
+        raise ValueError(f"the {name} is empty: give it some examples with gold")
     every = [(f"{name}[{at}]", one) for name, examples in named.items() for at, one in enumerate(examples)]
     for where, example in every:
         if not isinstance(example, dspy.Example):
@@ -53,6 +47,12 @@ def validate(program: Any, metric: Any, who: str = "", **named: Sequence[Any]) -
                 raise InputError(f"{where}: {error}") from None
     if isinstance(metric, FieldMetric):
         metric.validate(program, [example for _, example in every])
+
+
+def told(error: BaseException) -> str:
+    """An error as lists show it, with the places that it came from."""
+    places = f" ({'; '.join(notes)})" if (notes := getattr(error, "__notes__", ())) else ""
+    return f"{type(error).__name__}: {error_text(error)}{places}"
 
 
 def in_threads(function: Callable[[Item], Made], items: Iterable[Item], threads: int | None = None) -> list[Made]:

@@ -12,11 +12,10 @@ import dspy
 from tqdm import tqdm  # type: ignore[import-untyped]
 
 from dspyer.errors import StoreError, brief
-from dspyer.extend import freeze, same
 from dspyer.lm.not_public import Hasher
-from dspyer.optimize.examples import validate
+from dspyer.optimize.examples import told, validate
 from dspyer.optimize.field_metric import FieldMetric
-from dspyer.optimize.gold_run import Carried, PredictorCall, Sheet, faults, observe
+from dspyer.optimize.gold_run import Carried, PredictorCall, Sheet, faults
 
 logger = logging.getLogger("dspyer")
 
@@ -145,14 +144,14 @@ class FewShot(dspy.BootstrapFewShot):
             if full >= wanted and all(len(pool) >= wanted for pool in pools.values()):
                 break
             sheet = self._gold_run(example)
-            if sheet.error is not None:
+            replaced = any(value.replaced for value in sheet.values)
+            is_full = not replaced and sheet.right
+            if sheet.error is not None:  # of the program, or of the metric of its result
                 self.error_count += 1
                 most = self.max_errors if self.max_errors is not None else dspy.settings.max_errors
                 if self.error_count >= most or isinstance(sheet.error, StoreError):  # it would fail for every example
                     raise sheet.error
-                logger.error("FewShot: a run failed on %s: %r", brief(example), sheet.error)
-            replaced = any(value.replaced for value in sheet.values)
-            is_full = not replaced and sheet.prediction is not None and _is_right(self._field_metric, example, sheet)
+                logger.error("FewShot: a run failed on %s: %s", brief(example), told(sheet.error))
             situation = frozenset(name for fault in faults(sheet, None) for name in fault.suspects)
             full += is_full
             situations[situation] += 1
@@ -178,26 +177,16 @@ class FewShot(dspy.BootstrapFewShot):
                 predictor.demos = [one for one in demos if one != example]
             with dspy.context(**self.teacher_settings):
                 metric, again = self._field_metric, self.rollouts
-                return observe(self.teacher, example, metric, metric.gold_keys, again=again, after_checks=True)
+                return Sheet(self.teacher, example, metric, metric.gold_keys, (), again, after_checks=True).observe()
         finally:
             for predictor, demos in kept:
                 predictor.demos = demos
 
 
-def _is_right(metric: FieldMetric, example: dspy.Example, sheet: Sheet) -> bool:
-    """Tell if the result of a call is right. The metric has judged it as a value: it may ask an LM."""
-    field, prediction = metric.goal.rpartition(".")[2], sheet.prediction or {}
-    last = next((one for one in reversed(sheet.values) if one.key == metric.goal), None)
-    known = metric.weights is None and last is not None and last.item is None and field in prediction
-    if known and last is not None and same(freeze(last.value), freeze(prediction[field])):
-        return last.verdict == "right"
-    return bool(metric(example, sheet.prediction) >= 1)
-
-
 def _demos(sheet: Sheet, is_full: bool) -> dict[str, tuple[dspy.Example, bool]]:
-    """A demonstration for each predictor: of the steps whose values are right, or of all others of a full run.
+    """A demonstration for each predictor, and whether something is known to be wrong in what was read for it.
 
-    With each stands whether it is known that something was wrong in what was read for it.
+    They are of the steps whose values are right, or of all others of a full run.
     """
     steps: dict[int, PredictorCall] = {}  # by id of the outputs, which the sheet keeps
     facts: dict[int, set[str]] = {}  # the verdicts on its values, and "misled"

@@ -18,13 +18,13 @@ import dspy
 from gepa.strategies.component_selector import RoundRobinReflectionComponentSelector
 
 from dspyer.display import ShownTable, count_of
-from dspyer.errors import always_raised, error_text, refuses_removed, shows_removed
+from dspyer.errors import always_raised, refuses_removed, shows_removed
 from dspyer.extend import Layer, using
 from dspyer.lm.not_public import CALLERS, COUNT_CALLS, METRIC, TRACE, FailedPrediction
-from dspyer.optimize.examples import in_threads, validate
+from dspyer.optimize.examples import in_threads, told, validate
 from dspyer.optimize.field_metric import FieldMetric
 from dspyer.optimize.gold_layer import GoldLayer, ItemLayer
-from dspyer.optimize.gold_run import Carried, Fault, Sheet, Value, faults, is_read, observe
+from dspyer.optimize.gold_run import Carried, Fault, Sheet, Value, faults, is_read
 
 logger = logging.getLogger("dspyer")
 
@@ -101,10 +101,7 @@ class GEPAStats(ShownTable):
 
 
 def in_turn(state: Any, index: int, candidate: Mapping[str, str], allowed: Collection[str]) -> list[str]:
-    """The next component of a candidate in gepa's round robin of those that are allowed.
-
-    Whose turn it is stands in the state of gepa, which is saved in `log_dir`.
-    """
+    """The next component that is allowed in gepa's round robin, whose state is saved in `log_dir`."""
     turn = RoundRobinReflectionComponentSelector()
     while True:
         found: list[str] = turn(state, [], [], index, dict(candidate))
@@ -123,10 +120,9 @@ class Case:
 
 
 class GoldSelector:
-    """Selects the predictors of all culprits of a minibatch, and one suspect in turn.
+    """Selects the predictors of all culprits of a minibatch, and one suspect in turn; a callback of gepa, too.
 
-    It puts the steps of the gold runs in the place of the trajectories, each with its feedback. It is a callback of
-    gepa, too: it learns which texts are new in a candidate that was accepted.
+    It puts the steps of the gold runs in the place of the trajectories, each with its feedback.
     """
 
     def __init__(self, metric: FieldMetric, stats: GEPAStats, lm: Any, threads: int | None) -> None:
@@ -150,7 +146,7 @@ class GoldSelector:
             found = self._open.get(id(trace))
             if found is None:
                 program = next(one for one in dspy.settings[CALLERS] if one not in self._around)
-                found = self._open[id(trace)] = Sheet(program, self._metric, trace=trace)
+                found = self._open[id(trace)] = Sheet(program, None, self._metric, trace=trace)
             return found
 
     def judge(
@@ -212,10 +208,7 @@ class GoldSelector:
         return chosen
 
     def _cases(self, state: Any, trajectories: Sequence[Mapping[str, Any]]) -> list[Case]:
-        """The trajectories of which there is a sheet that can be judged, with their gold runs.
-
-        All other sheets are forgotten. A gold run is made of each run in which something wrong was read.
-        """
+        """The trajectories with a sheet that can be judged, with gold runs where something wrong was read."""
         with self._lock:
             sheets, self._open = self._open, {}
         by_step = {id(step[2]): sheet for sheet in sheets.values() for step in sheet.trace}
@@ -232,7 +225,7 @@ class GoldSelector:
         wanted = [case for case in found if is_read(case.run, keys)]
 
         def make(case: Case) -> Sheet:
-            return observe(case.run.program, case.trajectory["example"], self._metric, keys, self._unused)
+            return Sheet(case.run.program, case.trajectory["example"], self._metric, keys, self._unused).observe()
 
         for case, gold in zip(wanted, in_threads(make, wanted, self._threads), strict=True):
             case.gold = gold
@@ -247,7 +240,7 @@ class GoldSelector:
 
     def _note(self, error: Exception, failed: int = 0) -> None:
         self._stats.failed += failed
-        self._stats.error = f"{type(error).__name__}: {error_text(error)}"
+        self._stats.error = told(error)
         if failed:
             logger.warning("optimize.GEPA: a run has no known culprits", exc_info=error)
 

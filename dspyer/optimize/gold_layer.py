@@ -6,10 +6,10 @@ and of all graphs of a hand-written module. What it sees of one call of a progra
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar, Final
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import dspy
 
@@ -18,16 +18,13 @@ from dspyer.extend import Call, Inner, Layer, Node, Output, Place, Reply, Script
 from dspyer.layers.attempts import apart_from_earlier
 from dspyer.layers.layer import layers_around
 from dspyer.lm.tracing import Steps, append_to_trace, execute_attempt, step_count, take_steps
+from dspyer.optimize.field_metric import SHEET
 
 if TYPE_CHECKING:
     from dspyer.optimize.gold_run import Sheet, Watched
 
 ROLLOUT_STRIDE = 10**6
 """Times that of later attempts (`lm.requests.STRIDE`): so that what is asked again has other rollout ids."""
-
-SHEET: Final = "dspyer_sheet"
-"""The setting with the sheet of the call of a program, the key of the outermost run in it, and the layer that has
-put them there. DSPy carries it to the threads of nodes."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -61,8 +58,7 @@ class GoldLayer(Layer):
         """A block around a run: at its end, the sheet learns what its nodes have read."""
         sheet, root, layer = dspy.settings.get(SHEET) or (None, "", None)
         if not run.scope:  # it may be called by the code of a node
-            around = root if layer is self else None
-            sheet = sheet if layer is self else self.sheet()
+            sheet, around = (sheet, root) if layer is self else (self.sheet(), None)
             root = "" if sheet is None else sheet.begin(run, around)
         with dspy.context(**{SHEET: (sheet, root, self)}):
             try:
@@ -76,11 +72,9 @@ class GoldLayer(Layer):
         sheet, root, _ = dspy.settings[SHEET]
         node = call.runner.session.graph.nodes.get(call.node)
         part = call.context.delegate.part
-        if sheet is None:
-            return (yield from inner(call))
-        if part == "route":
+        if sheet is not None and part == "route":
             return (yield from wrapped(inner(call), lambda step: Labelled(step, sheet, root)))
-        if part or node is None:  # what condenses a value, which is judged after it
+        if sheet is None or part or node is None:  # a part condenses a value, which is judged after it
             return (yield from inner(call))
         visit = sheet.enter(root, call)
         output: Output = yield from inner(call)
@@ -91,15 +85,14 @@ class GoldLayer(Layer):
             gold = sheet.checked(visit, output)
         else:
             found = sheet.judged(visit, node, output)
-            if sheet.again and is_wrong(found) and may_ask_again(call, node, output):
+            is_wrong = any(one.verdict == "wrong" for one in found)
+            if sheet.again and is_wrong and may_ask_again(call, node, output):
                 output, found = yield from self._ask_again(sheet, visit, inner, output, found)
             gold = sheet.written(visit, found)
-        if not gold:
-            return output
-        kept = {field: value for field, value in output.updates.items() if field not in gold}
-        # Not `call.reply`: gold that has waited for its check is committed with what that writes.
-        replaced: Output = output.call.made(output.call, Reply({**kept, **gold}, output.goto))
-        return replaced._replace(exchange=output.exchange)
+        if gold:  # not by `call.reply`: gold that has waited for its check is committed with what that writes
+            replaced = output.call.made(output.call, Reply({**output.updates, **gold}, output.goto))
+            output = replaced._replace(exchange=output.exchange)
+        return output
 
     def _ask_again(
         self, sheet: Sheet, visit: Watched, inner: Inner, first: Output, judged: Any
@@ -125,18 +118,13 @@ class GoldLayer(Layer):
                     raise
             else:
                 found = sheet.judged(visit, session.graph.nodes[again.node], output)
-                if not is_wrong(found):
+                if all(one.verdict != "wrong" for one in found):
                     lose(kept)
                     return output, found
             lose(take_steps(0))
             session.notes.failed_attempts[execution] = list(known)
         append_to_trace(kept)
         return first, judged
-
-
-def is_wrong(found: Sequence[Sequence[Any]]) -> bool:
-    """Tell if one of the values that a node has written is wrong."""
-    return any(one.verdict == "wrong" for values in found for one in values)
 
 
 def may_ask_again(call: Call, node: Node, output: Output) -> bool:

@@ -15,21 +15,20 @@ from collections import Counter, defaultdict
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from dataclasses import field as made
-from functools import cache
+from functools import cache, cached_property
 from threading import Lock
 from typing import Any, NamedTuple
 
 import dspy
 
 from dspyer import Replace
-from dspyer.errors import RunStoppedError, shows_removed
+from dspyer.errors import RunStoppedError, always_raised, annotate, shows_removed
 from dspyer.events import TraceStep
 from dspyer.extend import Address, Call, Node, Output, freeze, part_id, same, thaw, using, whole_execution
 from dspyer.lm.not_public import TRACE
 from dspyer.lm.tracing import original_id
 from dspyer.optimize.examples import validate
-from dspyer.optimize.field_functions import NO_GOLD, FieldResult, wrong_text
-from dspyer.optimize.field_metric import FieldMetric, graphs_in
+from dspyer.optimize.field_metric import NO_GOLD, FieldMetric, FieldResult, graphs_in, wrong_text
 from dspyer.optimize.gold_layer import GoldLayer, ItemLayer
 
 Scope = tuple[str, tuple[str, ...]]
@@ -55,13 +54,10 @@ class Value:
     Attributes:
         output: the name that the node has for its field.
         value: what was written, before gold was put in its place.
-        state: the state with it.
         kind: `"node"`, `"graph"` for a node that passes on what the nodes inside of it have written, `"fix"` for one
             that corrects what a check has refused, `"router"`, `"failure"` for what led to the handler of one.
         mapped: whether it is the list of a map, or an item of it.
         item: its index in such a list, or in the one to which a `Send` target adds it; None for a whole value.
-        key: the key of its metric; None if it has none.
-        gold: what is right; `NO_GOLD` if that is unknown.
         may_replace: whether gold can be put in its place: not in a live field, nor in what a reducer folds.
         folds: whether a reducer folds it into what others have written: it is judged with that, where it is read.
         leads: whether it decides what runs next: of a router, or of a node that gives a `Command`.
@@ -123,9 +119,10 @@ class Value:
 
 
 class Watched(NamedTuple):
-    """A call of a node in a run that is watched: the run, the execution, and the path of the node."""
+    """A call of a node: the place in the log of the commit before it, the run, the execution, the path of the node."""
 
     call: Call
+    head: int
     scope: Scope
     execution: str
     path: tuple[str, ...]
@@ -136,6 +133,7 @@ class _Run:
 
     def __init__(self, scope: Scope, run: Any) -> None:
         self.scope, self.graph, self.given = scope, run.graph, run.run_start.patch
+        self.made = set[str]()  # the inputs that are not those of the example: code around the graphs made them
         self.entries = {entry.commit.id: entry for entry in run.run.log}
         self.ids = list(self.entries)
         self.parents = {id_: [self.ids[at] for at in entry.parents] for id_, entry in self.entries.items()}
@@ -150,8 +148,7 @@ class _Run:
         self.unchanged = defaultdict[str, set[str]](set)  # by field, the commits that have left it as it was
         self.labels = defaultdict[str, list[Value]](list)  # of the routers after a commit, or of a `Command` in it
         self.wholes: dict[tuple[Any, ...], Value] = {}  # of what a reducer has folded, by its parts
-        names = {router.module_name for router in self.graph.routers} - {None}
-        parts = [vars(run.program)[name] for name in names]
+        parts = [vars(run.program)[one.module_name] for one in self.graph.routers if one.module_name is not None]
         self.of_routers = {id(one) for part in parts for _, one in part.named_predictors()}
 
     def authors(self, field: str, commits: Sequence[str], at: str) -> Iterable[str]:
@@ -171,23 +168,20 @@ class Sheet:
     """The values that the nodes of one call of a program have written, and those that they had read.
 
     Attributes:
-        program: the program.
-        metric: the metric by field.
         example: the example; None if `judge` gives it later: then nothing is replaced.
         replaces: the keys whose gold is put in the place of what is wrong.
         unused: the keys that are treated as having no metric.
         again: how often a node whose output is wrong is asked again.
         after_checks: whether gold is put in the place of a checked output only where its check accepts it, so that what
             is refused is corrected.
-        trace: the DSPy trace of the call.
         values: what was written, in the order of arrival.
         prediction: what the program returned; None if it raised.
         problems: what checks have found in the output of a commit.
     """
 
     program: dspy.Module
+    example: Any
     metric: FieldMetric
-    example: Any = None
     replaces: Collection[str] = ()
     unused: Collection[str] = ()
     again: int = 0
@@ -206,11 +200,46 @@ class Sheet:
         self._items: dict[tuple[Scope, int], int] = {}  # the item of a map that made a step, by id of its outputs
         self._owners: dict[int, _Run] = {}  # the innermost run of each step
         self._inside = defaultdict[Any, list[_Run]](list)  # runs, by the scope and the execution that has called them
-        self._unchecked: dict[tuple[Scope, str], list[Sequence[Value]]] = {}  # what waits for the verdict of its check
+        self._unchecked: dict[tuple[Scope, str], list[Value]] = {}  # what waits for the verdict of its check
         self._callers: dict[str, tuple[Scope, str]] = {}  # the execution whose code began an outermost run
         self._counts = Counter[Any]()  # of the runs that each has begun
         self._begun: dict[str, int] = {}  # how long the trace was when each outermost run began
         self._lock = Lock()
+
+    def observe(self) -> Sheet:
+        """Calls the program on the example, and notes what its nodes write, with gold for some keys.
+
+        What the program raises is in `error`, but for what must not be held back: a budget, a stop, Ctrl-C.
+        """
+        with using(GoldLayer(lambda: self), ItemLayer()), dspy.context(**{TRACE: []}):
+            self.trace = dspy.settings[TRACE]
+            try:
+                self.prediction = self.program(**self.example.inputs())
+            except Exception as error:
+                if isinstance(error, RunStoppedError):
+                    raise
+                if names := dict.fromkeys(f"`{value.key}`" for value in self.values if value.replaced):
+                    annotate(error, f"in a gold run, with gold for {' and '.join(names)}")
+                self.error = error
+        return self.link()
+
+    @cached_property
+    def right(self) -> bool:
+        """Tell if the result of the call is right. What its metric raises is the error of the call."""
+        if self.prediction is None or self.error is not None:
+            return False
+        metric, field = self.metric, self.metric.goal.rpartition(".")[2]
+        judged = [one for one in self.values if one.key == metric.goal and one.item is None]
+        known = metric.weights is None and field in self.prediction and judged and judged[-1].verdict != "unknown"
+        if known and same(freeze(judged[-1].value), freeze(self.prediction[field])):
+            return judged[-1].verdict == "right"  # the metric may ask an LM: it is not called again
+        try:
+            return bool(metric(self.example, self.prediction) >= 1)
+        except Exception as error:
+            if always_raised(error):
+                raise
+            self.error = error
+            return False
 
     # --- what the layer sees, from any thread
 
@@ -232,7 +261,8 @@ class Sheet:
         """Notes the node of an execution before it is called: the runs inside of it ask for its path."""
         scope, execution = (root, call.runner.session.scope), call.context.delegate.execution
         path = self._paths[scope, execution] = (*self._around(scope), call.node)
-        return Watched(call, scope, execution, path)
+        position: Any = call.context.delegate.position
+        return Watched(call, position.head, scope, execution, path)
 
     def made_item(self, root: str, call: Call) -> None:
         """Notes the steps of an item of a map, which has been called."""
@@ -243,15 +273,16 @@ class Sheet:
         root, around = scope
         return self._paths[(root, around[:-1]), whole_execution(around[-1]) if around else ""]
 
-    def judged(self, visit: Watched, node: Node, output: Output) -> list[list[Value]]:
-        """The values that a node has written, judged if the example is known: a list per field, of items of a map."""
-        call, place = visit.call, visit[1:]
+    def judged(self, visit: Watched, node: Node, output: Output) -> list[Value]:
+        """The values that a node has written, judged if the example is known."""
+        call, head, place = visit.call, visit.head, visit[2:]
         graph = call.runner.session.graph
         schema, own = graph.topology.schema, {field: name for name, field in (node.writes or {}).items()}
         fixes = {check.fix for check in graph.checks.values()}
-        kind = "graph" if node.runs_graph else "fix" if node.name in fixes else "node"
-        leads, found = output.goto is not None and len(node.goto) > 1, list[list[Value]]()
-        for field in dict.fromkeys((*output.patch, *node.always_writes)):
+        passes = node.runs_graph and node.kind != "tool"  # of what a graph gives, a tool makes a message
+        kind = "graph" if passes else "fix" if node.name in fixes else "node"
+        leads, found = output.goto is not None and len(node.goto) > 1, list[Value]()
+        for field in dict.fromkeys((*output.patch, *output.updates, *node.always_writes)):
             if field not in output.after:
                 continue
             value = thaw(output.after.raw(field))
@@ -261,37 +292,37 @@ class Sheet:
                 made.mapped, outputs = True, () if node.inner is None else tuple(node.inner.writes or ())
                 made.output = outputs[0] if len(outputs) == 1 else field  # an item is the one value, or a dict
             elif reducer is not None:
-                made.item, made.value = sent_entry(call, output.updates.get(field), reducer.name) or (None, value)
+                made.item, made.value = sent_entry(call, head, output.updates.get(field), reducer.name) or (None, value)
                 made.folds = made.item is None
             made.may_replace = field not in schema.live_fields and not made.folds
-            found.append(self._judged(made))
+            found += self._judged(made)
         if leads and not found:
-            self._add([Value(*place, "", "", None, output.after, leads=True)])
+            self.values.append(Value(*place, "", "", None, output.after, leads=True))
         return found
 
     def failed(self, visit: Watched, output: Output) -> None:
         """Adds the failure of a node after which the run goes on: no metric judges it, but it has led to a handler."""
         field = next(iter(output.patch), "")
-        self._add([Value(*visit[1:], field, field, output.failure, output.after, "failure", leads=True)])
+        self.values.append(Value(*visit[2:], field, field, output.failure, output.after, "failure", leads=True))
 
     def checked(self, visit: Watched, output: Output) -> dict[str, Any]:
         """Notes what a check has found, which is no value of the program; returns the gold that has waited for it."""
         session = visit.call.runner.session
         check = session.graph.rejecting[visit.call.node]
         problems, refused = output.after.get(check.into, ()), output.goto is not None and check.fix is not None
-        before = [(visit.scope, one) for one in check.output_before(session.run.log, _head(visit.call))]
+        before = [(visit.scope, one) for one in check.output_before(session.run.log, visit.head)]
         self.problems |= {place: list(problems) for place in before if problems}
-        found = [values for place in before if not refused for values in self._unchecked.pop(place, ())]
+        found = [one for place in before if not refused for one in self._unchecked.pop(place, ())]
         return self._gold_in(session.graph, found)
 
-    def written(self, visit: Watched, found: Sequence[Sequence[Value]]) -> dict[str, Any]:
+    def written(self, visit: Watched, found: Sequence[Value]) -> dict[str, Any]:
         """Adds what a node has written; returns the updates with gold for what is wrong, by field."""
         graph = visit.call.runner.session.graph
-        self._add([one for values in found for one in values])
+        self.values.extend(found)
         if self.after_checks and any(check.of == visit.call.node and check.fix for check in graph.checks.values()):
-            wait = [values for values in found if graph.topology.schema.reducer(values[0].field) is None]
-            self._unchecked[visit.scope, visit.execution] = wait
-            found = [values for values in found if values not in wait]
+            reducer = graph.topology.schema.reducer
+            self._unchecked[visit.scope, visit.execution] = [one for one in found if reducer(one.field) is None]
+            found = [one for one in found if reducer(one.field) is not None]
         return self._gold_in(graph, found)
 
     def label(self, root: str, call: Call, router: Any, prediction: dspy.Prediction) -> dspy.Prediction:
@@ -301,19 +332,15 @@ class Sheet:
         commit, state = whole_execution(call.context.delegate.execution), call.state
         after = state.set(field, label) if field else state
         (value,) = self._judged(Value(scope, commit, path, field, router.label, label, after, "router", leads=True))
-        self._add([value])
+        self.values.append(value)
         gold = self._gold_of([value])
         return prediction if gold is NO_GOLD else dspy.Prediction(**{**dict(prediction.items()), router.label: gold})
 
-    def _add(self, values: Sequence[Value]) -> None:
-        with self._lock:
-            self.values += values
-
-    def _gold_in(self, graph: Any, found: Iterable[Sequence[Value]]) -> dict[str, Any]:
+    def _gold_in(self, graph: Any, found: Sequence[Value]) -> dict[str, Any]:
         """The updates with gold for what is wrong, by field."""
         gold = dict[str, Any]()
-        for values in found:
-            field, update = values[0].field, self._gold_of(values)
+        for field in dict.fromkeys([one.field for one in found]):
+            update = self._gold_of([one for one in found if one.field == field])
             reducer = graph.topology.schema.reducer(field)
             if update is not NO_GOLD:
                 gold[field] = Replace(update) if reducer is None else update if reducer.name == "append" else [update]
@@ -381,6 +408,8 @@ class Sheet:
             outer, at = ((root, around[:-1]), around[-1]) if around else self._callers[root]
             for execution in {at, whole_execution(at)}:
                 self._inside[outer, execution].append(run)
+            given = {name: one for name, one in run.given.items() if not around and name in run.graph.inputs}
+            run.made = {name for name, one in given.items() if not self._is_given({name: thaw(one)})}
         self._add_outside()
         self.values.sort(key=self._order)
         linked = [(one, run) for one in self.values for run, _ in self._entry(one.scope, one.commit)]
@@ -408,9 +437,9 @@ class Sheet:
         """Notes what has lost a merge, unread, and the messages of a conversation that say what is right."""
         for id_, entry in run.entries.items():
             for (name, *rest), winner in entry.winners.items():
-                for side in () if rest else run.of(id_).node.get(name, ()):
-                    for one in run.values.get((side, name), ()):
-                        one.harmless = side != run.ids[winner] and id(one) not in read
+                lost = [] if rest else [one for one in run.of(id_).node.get(name, ()) if one != run.ids[winner]]
+                for value in [one for side in lost for one in run.values.get((side, name), ())]:
+                    value.harmless = id(value) not in read
         for (commit, field), said in run.values.items():
             reducer = run.graph.topology.schema.reducer(field)
             if reducer is not None and reducer.name == "conversation":
@@ -459,15 +488,13 @@ class Sheet:
         own = part_id(value.commit, value.item) if value.is_item else value.commit
         passed = value.kind == "graph" and run.graph.nodes[value.path[-1]].mapped is None
         for inner in self._inside.get((value.scope, own), ()) if value.kind != "router" else ():
-            for name in [value.output] if passed else inner.written:
+            for name in [value.output] if passed else inner.graph.outputs or inner.written:
                 yield from self._last(inner, name)
         if value.kind == "graph":
             return
         sources, parents = run.of(value.commit), run.parents[value.commit]
-        if value.kind == "router":
-            yield from self._all(run, sources.routers, value.commit)
-        else:
-            yield from self._all(run, sources.node, parents[0])
+        routed = value.kind == "router"
+        yield from self._all(run, *(sources.routers, value.commit) if routed else (sources.node, parents[0]))
         for parent in parents:  # what led here; a router that is a function passes on what it read
             yield from run.labels.get(parent) or self._all(run, run.of(parent).routers, parent)
 
@@ -540,9 +567,7 @@ class Sheet:
         """The values behind an input of a run: those that the node around it had read."""
         root, around = run.scope
         if not around:  # code around the graphs gave it: of the example, or made of what an earlier graph gave
-            known = field in run.graph.inputs and field in run.given  # else it is a default
-            if known and not self._is_given({field: thaw(run.given[field])}):
-                yield from self._made_before(None, root)
+            yield from self._made_before(None, root) if field in run.made else ()
             return
         for outer, entry in self._entry((root, around[:-1]), around[-1]):
             node, commit = outer.graph.nodes[entry.commit.node], entry.commit.id
@@ -551,48 +576,14 @@ class Sheet:
             yield from self._at(outer, name, outer.of(commit).node.get(name, ()), outer.parents[commit][0])
 
 
-def _head(call: Call) -> int:
-    """The place in the log of the commit before an execution of a run."""
-    position = call.context.delegate.position
-    assert position is not None
-    return position.head
-
-
-def sent_entry(call: Call, update: Any, reducer: str) -> tuple[int, Any] | None:
+def sent_entry(call: Call, head: int, update: Any, reducer: str) -> tuple[int, Any] | None:
     """The position of its `Send` and the entry that its target adds to a list; None for anything else."""
     entries = [update] if reducer == "append" else update
     if call.overlay is None or not isinstance(entries, list | tuple) or len(entries) != 1:
         return None
-    before = call.runner.session.run.log[_head(call)]
+    before = call.runner.session.run.log[head]
     rest = call.context.branch[len(before.commit.branch) :] if len(before.sends) > 1 else (0,)
     return (rest[0], entries[0]) if before.sends and rest else None
-
-
-def observe(
-    program: dspy.Module,
-    example: dspy.Example,
-    metric: FieldMetric,
-    replaces: Collection[str] = (),
-    unused: Collection[str] = (),
-    again: int = 0,
-    after_checks: bool = False,
-) -> Sheet:
-    """One call of a program on an example: what its nodes have written, judged, with gold for some keys.
-
-    What the program raises is in `sheet.error`, but for what must not be held back: a budget, a stop, Ctrl-C. With
-    `again`, a node whose output is wrong is asked up to so many times more before gold is put in; with `after_checks`,
-    a checked output waits for its check.
-    """
-    sheet = Sheet(program, metric, example, replaces, unused, again, after_checks)
-    with using(GoldLayer(lambda: sheet), ItemLayer()), dspy.context(**{TRACE: []}):
-        sheet.trace = dspy.settings[TRACE]
-        try:
-            sheet.prediction = program(**example.inputs())
-        except Exception as error:
-            if isinstance(error, RunStoppedError):
-                raise
-            sheet.error = error
-    return sheet.link()
 
 
 # --- who is responsible
@@ -632,7 +623,8 @@ class Carried:
             self._known[value] = ()  # siblings may have read each other's posts: a cycle carries nothing
             if not (value.replaced or value.harmless or value.verdict == "right" or value.place in self._right):
                 read = None if value.verdict == "wrong" else self.read(value)
-                self._known[value] = None if read is None else (*read, value)
+                # A function passes on what it read.
+                self._known[value] = read if read is None or not value.predictors else (*read, value)
         return self._known[value]
 
     def read(self, value: Value) -> tuple[Value, ...] | None:
@@ -663,17 +655,14 @@ def faults(run: Sheet, gold: Sheet | None) -> list[Fault]:
     right = {one.place for one in run.values if one.harmless or (gold is not None and one.verdict == "right")}
     carried, found = Carried(gold or run, right), list[Fault]()
     for value in (gold or run).values:
-        if value.verdict != "wrong" or value.place in right or (value.kind == "fix" and gold is not None):
-            continue
-        read = carried.read(value)
-        if read is not None:
-            found.append(Fault(value, (*read, value), carried.is_right(value)))
-    if gold is not None:  # in a gold run, a node that corrects has nothing to correct
-        carried = Carried(run)
-        for value in run.values:
-            if value.kind == "fix" and value.verdict == "wrong":
-                others = [carried.by(one) for one in value.reads if one.field != value.field]
-                found += [] if None in others else [Fault(value, (value,), True)]
+        if value.verdict == "wrong" and value.place not in right and (value.kind != "fix" or gold is None):
+            read = carried.read(value)
+            found += [] if read is None else [Fault(value, (*read, value), carried.is_right(value))]
+    fixes = [one for one in run.values if one.kind == "fix" and one.verdict == "wrong" and gold is not None]
+    carried = Carried(run) if fixes else carried
+    for value in fixes:  # in a gold run, a node that corrects has nothing to correct
+        if None not in [carried.by(one) for one in value.reads if one.field != value.field]:
+            found.append(Fault(value, (value,), True))
     return found
 
 
@@ -742,11 +731,10 @@ def culprits(program: dspy.Module, example: dspy.Example, metric: FieldMetric) -
         100 % count (not tunable): `words` is 9, expected 2.
     """
     validate(program, metric, "culprits", example=[example])
-    run = observe(program, example, metric)
-    gold = observe(program, example, metric, metric.gold_keys) if is_read(run, metric.gold_keys) else None
-    for one in (run, gold):
-        if one is not None and one.error is not None:
-            raise one.error
+    run, keys = Sheet(program, example, metric).observe(), metric.gold_keys
+    gold = Sheet(program, example, metric, keys).observe() if is_read(run, keys) else None
+    if error := run.error or (gold and gold.error):
+        raise error
     found, tunable = faults(run, gold), {name for name, _ in program.named_predictors()}
     shares, texts, known = defaultdict[str, float](float), defaultdict[str, dict[str, None]](dict), set[str]()
     for fault in found:

@@ -10,11 +10,10 @@ from typing import Any
 import dspy
 
 from dspyer.display import ShownTable, count_of
-from dspyer.errors import error_text
 from dspyer.lm.not_public import TRACKER, UsageTracker
-from dspyer.optimize.examples import in_threads, validate
+from dspyer.optimize.examples import in_threads, told, validate
 from dspyer.optimize.field_metric import FieldMetric
-from dspyer.optimize.gold_run import Sheet, is_read, observe
+from dspyer.optimize.gold_run import Sheet, is_read
 
 
 @dataclass(slots=True)
@@ -24,7 +23,8 @@ class FieldRoom:
     Attributes:
         right: the share of its values that are right; None if none was judged.
         given_right: the same in gold runs, where everything that was read is right; None for a key without gold.
-        goal_if_gold: the share of runs whose goal is right if only this key is replaced by gold; None likewise.
+        goal_if_gold: the share of runs whose goal is right if only this key is replaced by gold; None if it has none,
+            or none that can be put in its place.
         lost: runs whose goal is right, and wrong with this gold; None likewise.
     """
 
@@ -44,7 +44,7 @@ class Headroom(ShownTable):
         warnings: what is wrong with a metric, as far as it shows.
         runs: how many examples were run.
         lm_calls: LM calls, of gold runs too, without those that a cache has served.
-        failed: the index and the error of each example whose run raised; it counts as wrong.
+        failed: the index and the error of each example of which a run, or one with gold, raised; that counts as wrong.
         name: the key of the goal.
     """
 
@@ -76,7 +76,9 @@ class Headroom(ShownTable):
             shares = [one.right, one.given_right, one.goal_if_gold]
             cells = ["-" if share is None else f"{share:.2f}" for share in shares]
             rows.append([key, *cells, "-" if one.lost is None else f"{one.lost}"])
-        failed = [f"example {at} failed: {error}" for at, error in self.failed.items()]
+        alike = {error: [at for at, one in self.failed.items() if one == error] for error in self.failed.values()}
+        others = {error: f" and {count_of(len(at) - 1, 'other')}" * (len(at) > 1) for error, at in alike.items()}
+        failed = [f"example {at[0]}{others[error]} failed: {error}" for error, at in alike.items()]
         warnings = [f"warning: {text}" for text in self.warnings]
         return [f"goal `{self.name}`: {right} of {self.runs} right; {calls}"], rows, [*warnings, *failed]
 
@@ -114,22 +116,24 @@ def headroom(program: dspy.Module, devset: Sequence[dspy.Example], metric: Field
         words   0.00                0.00                  1.00               0
         long    0.00                1.00                  1.00               0
     """
-    examples = list(devset)
-    validate(program, metric, "headroom", devset=examples)
-    if not examples:
-        raise ValueError("headroom: the devset is empty: give it some examples with gold")
+    validate(program, metric, "headroom", devset=devset)
+    metric = FieldMetric(metric.metrics, metric.goal)  # with weights, the score would be that of several keys
     keys = metric.gold_keys
 
     def experiment(example: dspy.Example) -> Made:
-        run = observe(program, example, metric)
-        every = observe(program, example, metric, keys) if is_read(run, keys) else run
-        alone = {key: observe(program, example, metric, [key]) if _matters(key, run, metric) else run for key in keys}
+        def observed(*replaces: str) -> Sheet:
+            return Sheet(program, example, metric, replaces).observe()
+
+        run = observed()
+        every = observed(*keys) if is_read(run, keys) else run
+        alone = {key: observed(key) if _matters(key, run, metric) else run for key in keys}
         return run, {"": every, **alone}
 
     calls = _Calls()
     with dspy.context(**{TRACKER: calls}):
-        found = in_threads(experiment, examples)
-    return _findings(metric, examples, found, len(calls.made))
+        room = _findings(metric, in_threads(experiment, devset))
+    room.lm_calls = len(calls.made)
+    return room
 
 
 class _Calls(UsageTracker):
@@ -153,27 +157,27 @@ def _matters(key: str, run: Sheet, metric: FieldMetric) -> bool:
     return is_read(run, [key]) or (is_last and wrong)
 
 
-def _findings(metric: FieldMetric, examples: Sequence[dspy.Example], found: Sequence[Made], calls: int) -> Headroom:
-    def is_right(at: int, sheet: Sheet) -> bool:
-        made = sheet.prediction
-        return made is not None and metric._final(metric.goal, examples[at], made)[1].verdict == "right"
+def _findings(metric: FieldMetric, found: Sequence[Made]) -> Headroom:
+    def takes_gold(key: str, sheet: Sheet) -> bool:
+        ends = metric.goal.rpartition(".")[2] if key == metric.goal else ""  # the goal is judged at the end of the run
+        return any(one.may_replace and (one.key == key or one.field == ends) for one in sheet.values)
 
-    def is_given(key: str, sheet: Sheet) -> bool:
-        ends = key == metric.goal and sheet.prediction is not None
-        return ends and any(one.field == metric.goal.rpartition(".")[2] for one in sheet.values)
-
-    right = [is_right(at, run) for at, (run, _) in enumerate(found)]
-    room = Headroom(sum(right) / len(found), {}, len(found), calls, metric.goal)
-    errors = {at: run.error for at, (run, _) in enumerate(found) if run.error is not None}
-    room.failed = {at: f"{type(error).__name__}: {error_text(error)}" for at, error in errors.items()}
+    right = [run.right for run, _ in found]
+    room = Headroom(sum(right) / len(found), {}, len(found), 0, metric.goal)
     for key in metric.metrics:
         one = room.fields[key] = FieldRoom(_share(key, [run for run, _ in found]))
         if key in metric.gold_keys:
             one.given_right = _share(key, [gold[""] for _, gold in found])
-            now = [is_right(at, gold[key]) or is_given(key, gold[key]) for at, (_, gold) in enumerate(found)]
-            one.goal_if_gold = sum(now) / len(found)
-            one.lost = sum(was and not kept for was, kept in zip(right, now, strict=True))
+            # No gold can be put in what code around the graphs gives, a reducer folds, or no run has reached.
+            if any(takes_gold(key, sheet) for run, gold in found for sheet in (run, gold[""])):
+                ends = [key == metric.goal and not gold[key].error and takes_gold(key, gold[key]) for _, gold in found]
+                now = [end or gold[key].right for end, (_, gold) in zip(ends, found, strict=True)]
+                one.goal_if_gold = sum(now) / len(found)
+                one.lost = sum(was and not kept for was, kept in zip(right, now, strict=True))
         _warn(room, key, one, [run for (run, _), good in zip(found, right, strict=True) if good])
+    for at, (run, gold) in enumerate(found):
+        for error in [one.error for one in (run, *gold.values()) if one.error is not None][:1]:
+            room.failed[at] = told(error)
     return room
 
 

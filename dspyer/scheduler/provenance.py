@@ -288,16 +288,17 @@ class FieldIndexes:
                 builder.add_by_arrival(log, writes)
                 return builder
         writes_apart = [item for item in unshared_commits(log, parents) if field in log[item.log_index].commit.patch]
+        resetting = {item.log_index for item in writes_apart if resets(log[item.log_index].commit.patch[field])}
         before: list[ReachableCommit] = []
         for bit, items in enumerate(by_branch(writes_apart, len(parents))):  # as in `Join`
             left_only = [item for item in before if not item.mask >> bit & 1]
-            reset = any(resets(log[item.log_index].commit.patch[field]) for item in (*left_only, *items))
+            reset = resetting and any(item.log_index in resetting for item in (*left_only, *items))
             # The parts of the first parent are in the index already. With a reset, either both sides were the same, or
             # the join has decided by a policy: then its patch, which comes next, holds the result.
             if bit and not (left_only and reset):
                 for item in items:
                     entry = log[item.log_index]
-                    if len(entry.parents) > 1 and resets(entry.commit.patch[field]):  # see `_after`
+                    if len(entry.parents) > 1 and item.log_index in resetting:  # see `_after`
                         builder = _IndexBuilder(self.of, self.at(log, item.log_index))
                     else:
                         builder.add_commit(log, item.log_index, parallel=True)

@@ -556,10 +556,20 @@ def test_an_error_of_a_metric_is_counted_and_no_error_edge_takes_it() -> None:
     assert (optimizer.error_count, optimizer.metric) == (1, metric)
 
 
+def test_an_example_whose_goal_cannot_be_judged_is_counted() -> None:
+    metric = by_field({"a": equals("a"), "c": lambda example, c: None if example.text == "x" else True}, goal="c")
+    optimizer = few_shot(metric)
+    with chain():
+        tuned = optimizer.compile(pipeline(), trainset=examples("x", "y"))
+    assert texts_of(tuned) == {"make_a": "xy", "make_b": "y", "make_c": "y"}
+    assert optimizer.error_count == 1
+
+
 @each(
     ("call", "error", "says"),
     [
         (lambda: few_shot(lambda example, pred, trace=None: True), TypeError, "takes a metric by field.*by_field"),
+        (lambda: few_shot().compile(pipeline(), trainset=[]), ValueError, "the trainset is empty"),
         (lambda: few_shot(max_demos=0), ValueError, "max_demos=0: give at least 1"),
         (lambda: few_shot(rollouts=-1), ValueError, "rollouts=-1: give at least 0"),
         (lambda: few_shot(rollouts=1.5), TypeError, "rollouts=1.5: give an integer"),

@@ -13,7 +13,7 @@ import pytest
 from pydantic import BaseModel
 
 from dspyer import END, START, Graph
-from dspyer.optimize import by_field, equals
+from dspyer.optimize import by_field, culprits, equals
 from tests.rows import each
 
 EXAMPLE = dspy.Example(text="a b", words=2, facts=["a"]).with_inputs("text")
@@ -108,6 +108,16 @@ def test_equals_compares_with_a_column() -> None:
     assert metric(EXAMPLE, pred(words=3), None, "count", []).feedback == "`words` is 3, expected 2."
     with pytest.raises(ValueError, match=r"equals.'word'.: the example has no 'word'; .* Did you mean 'words'?"):
         by_field({"words": equals("word")}, goal="words")(EXAMPLE, pred(words=3))
+
+
+def test_a_function_in_equals_gives_none_for_an_example_without_gold(caplog: pytest.LogCaptureFixture) -> None:
+    """The value is then of unknown worth: no gold run replaces it by None."""
+    metric = by_field({"words": equals(lambda example: example.get("words"))}, goal="words")
+    assert metric.metrics["words"](dspy.Example(text="a"), 2) is None
+    without, written = dspy.Example(text="a").with_inputs("text"), dspy.Example(text="a", words=7).with_inputs("text")
+    assert culprits(counting(), without, metric).shares == {}
+    assert culprits(counting(), written, metric).shares == {"count": 1}
+    assert caplog.records == []
 
 
 def test_weights_mix_fields_and_only_then() -> None:

@@ -4,19 +4,36 @@ from __future__ import annotations
 
 import asyncio
 import json
+import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import nullcontext
+from functools import partial
 from typing import Annotated, Any, Literal
 
 import dspy
 import pytest
 from pydantic import BaseModel
 
-from dspyer import END, START, Budget, Command, CompiledGraph, Context, Graph, Send, live, prefer, reducers, view
+from dspyer import (
+    END,
+    START,
+    Budget,
+    Command,
+    CompiledGraph,
+    Context,
+    Graph,
+    Send,
+    agents,
+    live,
+    prefer,
+    reducers,
+    view,
+)
 from dspyer.errors import BudgetError, Interrupted, RunStoppedError
 from dspyer.optimize import GEPA, Culprits, by_field, culprits, equals
 from dspyer.stores import Memory
 from dspyer.testing import ScriptedLM
+from tests.agents.kit import turn
 from tests.executors.pools import BytesExecutor
 from tests.optimize.planted import FakePredict
 from tests.optimize.skills import SkillLM
@@ -157,6 +174,46 @@ def test_a_function_passes_on_what_it_has_read() -> None:
     assert judge(between("2"), "a", "b").shares == {"first": 1.0}
 
 
+def test_a_caller_has_read_the_outputs_of_its_sub_agent_alone() -> None:
+    """With gold for what it found, the caller is right: its own value is not blamed."""
+
+    def say(prompt: Any) -> Any:
+        if "topic" in prompt.inputs:
+            return turn(("submit", {"found": "wrong"}))
+        if len(prompt.turns) < 3:
+            return turn(("look", {"topic": "tides"}))
+        return turn(("submit", {"b": "2" if "gold" in str(prompt.turns) else "wrong"}))
+
+    look = agents.tool(agents.tool_loop("topic -> found", [], name="Reader"), name="look", desc="Looks.")
+    program = agents.tool_loop("q -> b", [look]).compile()
+    metric = by_field({"look.found": equals(lambda example: "gold"), "b": equals("b")}, goal="b")
+    with ScriptedLM(say) as lm:
+        found = culprits(program, EXAMPLE, metric)
+    assert found.shares == {"react": 0.5, "look.react": 0.5}
+    assert {text for texts in found.texts.values() for text in texts} == {"`found` is 'wrong', expected 'gold'."}
+    assert len(lm.calls) == 6, "a run and a gold run"
+    right = by_field({"look.found": equals(lambda example: "wrong"), "b": equals("b")}, goal="b")
+    with ScriptedLM(say):
+        assert culprits(program, EXAMPLE, right).shares == {"react": 1.0}
+
+
+def test_a_metric_may_run_a_graph() -> None:
+    """Its nodes are none of the program, also if their names are."""
+    judging = Graph(inputs=["given"]).add_node("last", fake("given -> c", "3")).add_path(START, "last", END).compile()
+    program = path(("first", fake("q -> a", "x")), ("last", FakePredict("a -> c", lambda a: "3" if a == "1" else "x")))
+    found = judge(program, "a", c=lambda example, c: judging(given=c).c == c)
+    assert (found.shares, found.suspects) == ({"first": 1.0}, ())
+
+
+def test_what_was_so_before_is_written_too() -> None:
+    """A function gives a default of the schema: what has read it has read what the function had read."""
+    middle = ("join", lambda a: {"b": "" if a == "x" else "2"})
+    last = ("last", FakePredict("b -> c", lambda b: "3" if b == "2" else "x"))
+    program = path(("first", fake("q -> a", "x")), middle, last)
+    assert judge(program, "a", "b", "c").shares == {"first": 1.0}
+    assert judge(program, "c", a=lambda example, a: a == example.a).shares == {"first": 1.0}
+
+
 def test_a_frozen_predictor_is_a_culprit_that_no_optimizer_can_change() -> None:
     graph = Graph(State, inputs=["q"]).add_node("first", fake("q -> a", "x"), frozen=True)
     found = judge(graph.add_path(START, "first", END).compile(), "a")
@@ -286,6 +343,11 @@ def test_a_list_of_another_length_is_judged_as_a_whole() -> None:
     assert (found.shares, len(found.texts["tag"])) == ({"tag": 1.0}, 1), "the third one is too much"
     assert not judge(sending("1", "2"), notes=lambda example, notes: notes == ["1", "2"]).shares
     assert judge(sending("1", "x"), notes=lambda example, notes: notes == ["1", "2"]).shares == {"tag": 1.0}
+
+
+def test_a_list_that_is_rightly_empty_is_right() -> None:
+    example = dspy.Example(q="?", notes=[]).with_inputs("q")
+    assert not culprits(mapped(), example, metric_of("notes")).shares
 
 
 def test_a_checked_node_is_judged_by_what_it_gave_first_with_what_the_check_has_found() -> None:
@@ -572,3 +634,40 @@ def test_what_cannot_be_judged_is_refused_before_anything_is_called() -> None:
         with pytest.raises(error, match=text):
             culprits(*arguments)
     assert not calls
+
+
+def looping() -> tuple[CompiledGraph, Any, Callable[[int], dspy.Example]]:
+    graph = Graph(name="Loop", inputs=["n", "i"]).add_node("a", fake("i: int -> x: int", 0))
+    graph.add_node("count", lambda i: {"i": i + 1}, writes=["i"]).add_path(START, "a", "count")
+    graph.add_conditional_edges("count", lambda i, n: "a" if i < n else END, ["a", END])
+    metric = by_field({"x": equals(lambda example, state: 1)}, goal="x")
+    return graph.compile(max_steps=1000), metric, lambda n: dspy.Example(n=n, i=0).with_inputs("n", "i")
+
+
+def mapping() -> tuple[CompiledGraph, Any, Callable[[int], dspy.Example]]:
+    each = Graph(name="Each").add_node("u", fake("item -> v: int", 0)).add_node("w", fake("v: int -> o: int", 0))
+    graph = Graph(name="Map").add_map("m", each.add_path(START, "u", "w", END), over="items", item="item", into="out")
+    graph.add_node("last", lambda out: {"c": len(out)}, writes=["c"]).add_path(START, "m", "last", END)
+    metric = by_field({"m.v": equals(lambda example, state: 1), "out": equals("out"), "c": equals("c")}, goal="c")
+    return graph.compile(), metric, lambda n: dspy.Example(items=["i"] * n, out=[1] * n, c=n).with_inputs("items")
+
+
+def note(events: list[str], _frame: Any, event: str, _arg: Any) -> None:
+    events.append(event)
+
+
+@pytest.mark.parametrize("build", [looping, mapping])
+def test_the_cost_grows_with_the_number_of_nodes(build: Callable[[], Any]) -> None:
+    program, metric, example = build()
+    costs = []
+    for size in (20, 40, 80):
+        events: list[str] = []
+        before = sys.getprofile()
+        sys.setprofile(partial(note, events))
+        try:
+            found = culprits(program, example(size), metric)
+        finally:
+            sys.setprofile(before)
+        assert found.shares
+        costs.append(events.count("call") + events.count("c_call"))
+    assert costs[2] - costs[1] < 2.6 * (costs[1] - costs[0]), costs

@@ -181,7 +181,52 @@ def test_a_metric_that_raises_fails_its_run() -> None:
     with dspy.context(lm=lm_wrong_at()):
         found = headroom(chain(), examples(2), metric)
     assert list(found.failed) == [0]
+    assert found.failed[0].startswith("ZeroDivisionError: division by zero (in the metric of 'a'; in node ")
     assert (found.goal, figures(found)["c"]) == (0.5, (1, 1, 0.5, 0))
+
+
+def test_a_run_that_fails_with_gold_is_listed() -> None:
+    """Equal errors once; the program itself does not fail."""
+
+    def check(a: int) -> dict[str, Any]:
+        if a >= 10:
+            raise ValueError("too much")
+        return {"b": 0}
+
+    graph = Graph(ChainState, name="Small", inputs=["n"]).add_node("write", lambda n: {"a": n}, writes=["a"])
+    graph.add_node("check", check, writes=["b"]).add_path(START, "write", "check", END)
+    train = [dspy.Example(n=n, a=n + 10 * (n > 0), b=0).with_inputs("n") for n in range(4)]
+    metric = by_field({"a": equals("a"), "b": equals("b")}, goal="b", weights={"a": 1, "b": 1})
+    found = headroom(graph.compile(), train, metric)
+    assert (found.goal, list(found.failed)) == (1, [1, 2, 3])
+    last = str(found).splitlines()[-1]
+    assert last.startswith("example 1 and 2 others failed: ValueError: too much (in node 'check' ")
+    assert last.endswith("; in a gold run, with gold for `a`)")
+
+
+def test_a_goal_that_cannot_be_judged_is_listed() -> None:
+    metric = by_field({"a": equals("a"), "c": lambda example, c: None if example.n else True}, goal="c")
+    with dspy.context(lm=lm_wrong_at()):
+        found = headroom(chain(), examples(2), metric)
+    assert list(found.failed) == [1]
+    assert "the metric of the goal 'c' returned None (cannot tell)" in found.failed[1]
+
+
+def test_what_code_around_the_graphs_gives_takes_no_gold() -> None:
+    class Program(dspy.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.graph = chain()
+            self.name = dspy.Predict(step("n", "d"))
+
+        def forward(self, n: int) -> dspy.Prediction:
+            return dspy.Prediction(text=f"{self.name(n=n).d} {self.graph(n=n).c}")
+
+    train = [one.copy(d=1, text=f"1 {one.c}") for one in examples(2)]
+    metric = by_field({"d": equals("d"), "c": equals("c"), "text": equals("text")}, goal="text")
+    with dspy.context(lm=SkillLM({**RULES, "d": lambda n: n}, hard=dict.fromkeys((*RULES, "d"), NEVER))):
+        found = headroom(Program(), train, metric)
+    assert {key: one.goal_if_gold for key, one in found.fields.items()} == {"d": None, "c": 0.5, "text": None}
 
 
 def test_an_open_question_is_listed() -> None:
@@ -258,6 +303,17 @@ def test_as_a_page(tmp_path: Path) -> None:
         ({"metric": lambda example, pred: 1}, TypeError, "a metric by field"),
         ({"program": lambda n: n}, TypeError, "headroom takes a program"),
         ({"devset": [{"n": 1}]}, TypeError, r"devset\[0\] is a dict"),
+        ({"program": [], "devset": chain()}, TypeError, "headroom takes a program, and got a list"),
+        (
+            {"devset": [*examples(2), examples(1)[0].copy(a=None)]},
+            ValueError,
+            r"is None in example 2, which the field 'a' refuses: Input should be a valid integer. For examples without",
+        ),
+        (
+            {"devset": [examples(1)[0].copy(a=[1])]},
+            ValueError,
+            r"the gold of 'a' is \[1\] in example 0, which the field 'a' refuses: Input should be a valid integer.$",
+        ),
         ({"metric": by_field({"d": equals("c")}, goal="d")}, ValueError, "nothing writes 'd'"),
         ({"metric": by_field({"c": equals("gold")}, goal="c")}, ValueError, "the example has no 'gold'"),
     ],
