@@ -61,7 +61,7 @@ class Value:
         may_replace: whether gold can be put in its place: not in a live field, nor in what a reducer folds.
         folds: whether a reducer folds it into what others have written: it is judged with that, where it is read.
         leads: whether it decides what runs next: of a router, or of a node that gives a `Command`.
-        harmless: whether no reader was misled by it: a merge policy has preferred another one before anything has read it, or
+        harmless: whether it misled none: a merge policy has preferred another one before anything has read it, or
             it is the messages of a node with a conversation, and all else that the node has written is right.
         steps: the calls of predictors that made it, none of a graph; known after `Sheet.link`, as is the next.
     """
