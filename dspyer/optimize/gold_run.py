@@ -132,7 +132,8 @@ class _Run:
     """One run, once it has ended: what its nodes have read, and the values that they have written."""
 
     def __init__(self, scope: Scope, run: Any) -> None:
-        self.scope, self.graph, self.given = scope, run.graph, run.run_start.patch
+        self.scope, self.graph, begin = scope, run.graph, run.run_start
+        self.given = {name: begin.state.raw(name) for name in begin.patch if name in begin.state}
         self.made = set[str]()  # the inputs that are not those of the example: code around the graphs made them
         self.entries = {entry.commit.id: entry for entry in run.run.log}
         self.ids = list(self.entries)

@@ -671,3 +671,14 @@ def test_the_cost_grows_with_the_number_of_nodes(build: Callable[[], Any]) -> No
         assert found.shares
         costs.append(events.count("call") + events.count("c_call"))
     assert costs[2] - costs[1] < 2.6 * (costs[1] - costs[0]), costs
+
+
+def test_a_mapping_is_an_input_as_any_other() -> None:
+    class Facts(BaseModel):
+        facts: dict[str, int] = {}
+        a: str = ""
+
+    graph = Graph(Facts, inputs=["facts"]).add_node("sum", FakePredict("facts: dict -> a", lambda facts: "x"))
+    example = dspy.Example(facts={"m": 1}, a="1").with_inputs("facts")
+    program = graph.add_path(START, "sum", END).compile(store=Memory())
+    assert culprits(program, example, metric_of("a")).shares == {"sum": 1.0}
