@@ -24,7 +24,7 @@ from dspyer.lm.not_public import CALLERS, COUNT_CALLS, METRIC, TRACE, FailedPred
 from dspyer.optimize.examples import in_threads, told, validate
 from dspyer.optimize.field_metric import FieldMetric
 from dspyer.optimize.gold_layer import GoldLayer, ItemLayer
-from dspyer.optimize.gold_run import Carried, Fault, Sheet, Value, faults, is_read
+from dspyer.optimize.gold_run import Carried, Fault, Sheet, Value, faults, is_read, right_places
 
 logger = logging.getLogger("dspyer")
 
@@ -246,12 +246,14 @@ class GoldSelector:
 
     def _count(self, case: Case) -> None:
         """Counts what is right given right inputs, and whether gold has helped those that read it (rule 8)."""
-        carried = Carried(case.gold or case.run)
+        right = right_places(case.run, case.gold)
+        carried = Carried(case.gold or case.run, right)
         for fault in case.faults:
             if fault.known and not fault.suspects:
                 self._stats.of(fault.value.name)
         for value in (case.gold or case.run).values:
-            if value.verdict != "unknown" and carried.is_right(value):
+            known = value.verdict == "right" or (value.verdict == "wrong" and value.place not in right)
+            if known and carried.is_right(value):
                 for name in value.predictors or ([] if value.kind == "graph" else [value.name]):
                     figures = self._stats.of(name)
                     figures.judged += 1

@@ -651,9 +651,14 @@ def is_read(run: Sheet, keys: Collection[str]) -> bool:
     return any(one.key in keys for one in wrong)
 
 
+def right_places(run: Sheet, gold: Sheet | None) -> set[tuple[Any, ...]]:
+    """The places of values that count as right, whatever gold has made of them."""
+    return {one.place for one in run.values if one.harmless or (gold is not None and one.verdict == "right")}
+
+
 def faults(run: Sheet, gold: Sheet | None) -> list[Fault]:
     """The faults of a run, as its gold run shows them; of one without, as it shows them itself."""
-    right = {one.place for one in run.values if one.harmless or (gold is not None and one.verdict == "right")}
+    right = right_places(run, gold)
     carried, found = Carried(gold or run, right), list[Fault]()
     for value in (gold or run).values:
         if value.verdict == "wrong" and value.place not in right and (value.kind != "fix" or gold is None):

@@ -220,6 +220,7 @@ def test_gold_that_harms_is_not_used_any_more(caplog: pytest.LogCaptureFixture) 
     )
     assert text in caplog.text
     assert text in str(stats)
+    assert stats.predictors["write_c"].judged == 1, "what gold made wrong is not held against it"
     assert best(tuned) == 1, "what comes before and after it is tuned"
 
 
