@@ -1,7 +1,7 @@
 """A support desk learns from its archive: what it did, and what people have corrected.
 
 python examples/corrections.py                                   # offline
-DSPYER_MODEL=openai/gpt-4o-mini python examples/corrections.py   # with a real model: some 2,500 calls
+DSPYER_MODEL=openai/gpt-4o-mini python examples/corrections.py   # with a real model: some 1,400 calls
 
 START ── classify (a map over the requests of a mail) ── judge ── review ── route ── END
 
@@ -24,7 +24,7 @@ from tune import queue_of, quietly
 
 from dspyer import END, START, Archive, CompiledGraph, Graph, Run, optimize
 
-MAILS, TEST, CALLS = 70, 48, 200
+MAILS, TEST, CALLS = 40, 24, 110
 Contract = Literal["basic", "emergency"]
 
 

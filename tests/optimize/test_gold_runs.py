@@ -493,9 +493,8 @@ def test_a_conversation_of_right_outputs_is_nobodys_fault() -> None:
     def talk(a: str, b: str) -> CompiledGraph:
         graph = Graph(State, inputs=["q"], conversation=True)
         for name, given, output, text in (("first", "q", "a", a), ("second", "a", "b", b)):
-            graph.add_node(
-                name, dspy.Predict(f"{given} -> {output}"), lm=ScriptedLM(lambda _, o=output, t=text: {o: t})
-            )
+            lm = ScriptedLM(partial(lambda output, text, _: {output: text}, output, text))
+            graph.add_node(name, dspy.Predict(f"{given} -> {output}"), lm=lm)
         return graph.add_path(START, "first", "second", END).compile()
 
     assert judge(talk("1", "x"), "a", "b").shares == {"second": 1.0}
