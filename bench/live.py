@@ -7,6 +7,7 @@ messages to a thread in SQLite, alone and beside a run that works, with a row wr
 from __future__ import annotations
 
 import asyncio
+import multiprocessing
 import sqlite3
 import threading
 import time
@@ -76,24 +77,38 @@ def measure(listening: bool, asynchronous: bool) -> tuple[float, float]:
     return seconds, sum(took)
 
 
+def agent(folder: str) -> Any:
+    """An agent that submits at once, stored in SQLite."""
+    submit = {"next_thought": "", "tool_calls": {"tool_calls": [{"name": "submit", "args": {"answer": "4"}}]}}
+    lm = ScriptedLM(lambda prompt: submit)
+    return agents.tool_loop("question -> answer", [], lm=lm).compile(store=str(Path(folder) / "runs.db"))
+
+
+def work(given: Any, begun: Any, over: Any) -> None:
+    """Runs a program, or the one of a folder, again and again on another thread of the store, without a pause."""
+    program = agent(given) if isinstance(given, str) else given
+    while not over.is_set():
+        program.thread("other").run({"question": "Why?"})
+        begun.set()
+
+
 @contextmanager
-def working(program: Any, works: bool) -> Iterator[None]:
-    """A block beside which another thread of the store runs an agent again and again, in this process."""
-    over = threading.Event()
-
-    def work() -> None:
-        while not over.is_set():
-            program.thread("other").run({"question": "Why?"})
-
-    thread = threading.Thread(target=work)
-    if works:
-        thread.start()
+def working(program: Any, folder: str, where: str) -> Iterator[None]:
+    """A block beside which a run works: in another process, of the same program in this one, or nowhere."""
+    context = multiprocessing.get_context("spawn")
+    event: Any = threading.Event if where == "in this process" else context.Event
+    begun, over = event(), event()
+    make: Any = threading.Thread if where == "in this process" else context.Process
+    worker = make(target=work, args=(program if where == "in this process" else folder, begun, over))
+    if where:
+        worker.start()
+        begun.wait()
     try:
         yield
     finally:
         over.set()
-        if works:
-            thread.join()
+        if where:
+            worker.join()
 
 
 def by_hand_in(folder: str) -> Callable[[str], object]:
@@ -116,16 +131,14 @@ def milliseconds(act: Callable[[str], object]) -> float:
 
 def messages() -> None:
     """Prints what `thread.send` takes, and a row that is written by hand to the same kind of file."""
-    submit = {"next_thought": "", "tool_calls": {"tool_calls": [{"name": "submit", "args": {"answer": "4"}}]}}
-    lm = ScriptedLM(lambda prompt: submit)
-    for works in (False, True):
+    for where in ("", "in another process", "in this process"):
         with TemporaryDirectory() as folder:
-            program = agents.tool_loop("question -> answer", [], lm=lm).compile(store=str(Path(folder) / "runs.db"))
+            program = agent(folder)
             program.thread("t").run({"question": "What?"})
-            with working(program, works):
+            with working(program, folder, where):
                 sent, row = milliseconds(program.thread("t").send), milliseconds(by_hand_in(folder))
-        beside = "beside a run" if works else "alone"
-        print(f"  {beside:<13} send {sent:5.2f} ms, a row by hand {row:5.2f} ms ({sent / row:.1f} x)")
+        beside = f"beside a run {where}" if where else "alone"
+        print(f"  {beside:<32} send {sent:5.2f} ms, a row by hand {row:5.2f} ms ({sent / row:.1f} x)")
 
 
 def main() -> None:
