@@ -1,7 +1,7 @@
 """Gold runs: a program runs on an example, and each value that has gold is judged and replaced when it is written.
 
 So every node reads right values, and all nodes that are wrong by themselves show at once. A `Sheet` has what the nodes
-of one call of a program have written, at any depth, and what they had read. `blame` names the culprits.
+of one call of a program have written, at any depth, and what they had read. `faults` are what is wrong by itself.
 
 - A value is **right** if its metric says so, if gold was put in its place, or if it was right in the run itself.
 - A value is **wrong** if its metric says so and no gold is put in. Nothing that was made from it can be blamed.
@@ -582,9 +582,8 @@ def sent_entry(call: Call, head: int, update: Any, reducer: str) -> tuple[int, A
     entries = [update] if reducer == "append" else update
     if call.overlay is None or not isinstance(entries, list | tuple) or len(entries) != 1:
         return None
-    before = call.runner.session.run.log[head]
-    rest = call.context.branch[len(before.commit.branch) :] if len(before.sends) > 1 else (0,)
-    return (rest[0], entries[0]) if before.sends and rest else None
+    position = call.runner.session.run.log[head].send_of(call.context.branch)
+    return None if position is None else (position, entries[0])
 
 
 # --- who is responsible

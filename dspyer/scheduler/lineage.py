@@ -49,6 +49,12 @@ class LogEntry(NamedTuple):
         """The values that its branch takes along, if it continues as the only branch of a `Send`; None otherwise."""
         return self.sends[0] if len(self.sends) == 1 else None
 
+    def send_of(self, path: BranchPath) -> int | None:
+        """The index of the `Send` that began the branch at a path, which follows it; None if none did."""
+        # With several, which of them is for this branch stands in its path, behind that of the branch that has forked.
+        rest = path[len(self.commit.branch) :] if len(self.sends) > 1 else (0,)
+        return rest[0] if self.sends and rest else None
+
 
 NOTHING_SENT: FrozenDict[str, Any] = FrozenDict()
 
@@ -66,10 +72,11 @@ def sent_to(log: Log, parents: tuple[int, ...], path: BranchPath) -> FrozenDict[
     # One that changes the state alone sends nothing; one with a route has decided anew.
     while len(parents) == 1 and log[parents[0]].commit.is_manual() and not log[parents[0]].commit.route:
         parents = log[parents[0]].parents
-    sends = log[parents[0]].sends if len(parents) == 1 else ()
-    # With several, which of them is for this branch stands in its path, behind that of the branch that has forked.
-    rest = path[len(log[parents[0]].commit.branch) :] if len(sends) > 1 else (0,)
-    return (sends[rest[0]] if sends and rest else None) or NOTHING_SENT
+    if len(parents) != 1:
+        return NOTHING_SENT
+    entry = log[parents[0]]
+    at = entry.send_of(path)
+    return (None if at is None else entry.sends[at]) or NOTHING_SENT
 
 
 class ReachableCommit(NamedTuple):
