@@ -309,15 +309,15 @@ class GoldSelector:
             right = [one for one in (case.gold or case.run).values if one.verdict == "right" and one.item is None]
             told += [(case, value, value.text) for value in right]
         most: Counter[str] = Counter()
+        programs = {id(case): dict(case.run.program.named_predictors()) for case in cases}
         for case, value, text in told:
-            program = dict(case.run.program.named_predictors())
             for name, inputs, outputs in value.steps:
                 if id(outputs) in self._told:  # another value of the same step
                     self._told[id(outputs)] = outputs, f"{self._told[id(outputs)][1]}\n{text}"
                 elif name in names and most[name] < RECORDS:
                     most[name] += 1
                     self._told[id(outputs)] = outputs, text
-                    kept.append({**case.trajectory, "trace": [(program[name], inputs, outputs)]})
+                    kept.append({**case.trajectory, "trace": [(programs[id(case)][name], inputs, outputs)]})
         trajectories[:] = kept
 
 
