@@ -8,7 +8,7 @@ from collections.abc import Callable, Container, Iterable, Mapping
 from contextlib import suppress
 from copy import deepcopy
 from dataclasses import dataclass, field, replace
-from functools import cached_property, partial
+from functools import cached_property
 from html import escape
 from pathlib import Path
 from threading import RLock
@@ -39,7 +39,6 @@ from dspyer.runtime.request import Outcome
 from dspyer.runtime.session import SessionEnd
 from dspyer.runtime.session_views import Count, ReadSources, TokenReads
 from dspyer.scheduler.lineage import LogEntry, touches
-from dspyer.scheduler.provenance import Writers
 from dspyer.scheduler.topology import START
 from dspyer.state import ImmutableState
 from dspyer.values.freezing import freeze
@@ -499,11 +498,11 @@ class Run:
         keys: tuple[Any, ...] = tuple(path.split(".")) if isinstance(path, str) else tuple(path)
         log = self._log
         head = next(at for at in reversed(range(len(log))) if log[at].commit.version is not None)
-        writer = self._writers.of(head, keys)
+        writer = self._reads.writers.of(head, keys)
         if writer is not None:
             return self.commits[self._index_of[log[writer].commit.id]]
         known = ", ".join(self.state)
-        is_older = self._writers.item(head, keys) is not None  # an item that an earlier run has brought
+        is_older = self._reads.writers.item(head, keys) is not None  # an item that an earlier run has brought
         apart = [entry.commit for entry in self._entries if touches(entry.commit.patch, keys)]
         if apart and not is_older:
             raise LookupError(
@@ -833,12 +832,8 @@ class Run:
         return {**vars(self), **read, "_source": None}
 
     @cached_property
-    def _writers(self) -> Writers:
-        return Writers(self._log, parts=partial(self._fields.parts, self._log))
-
-    @cached_property
     def _reads(self) -> ReadSources:
-        return ReadSources(self._graph, self._fields, self._log, self._view_reads, self._writers)
+        return ReadSources(self._graph, self._fields, self._log, self._view_reads)
 
     def _entry(self, version: int | str) -> LogEntry:
         version = commit_name(version)

@@ -77,7 +77,6 @@ from dspyer.runtime.request import FAILED_BESIDE, Inside, Request, RunStart
 from dspyer.runtime.run_log import KeptCommits, RunLog
 from dspyer.runtime.session_views import Fields, ReadSources, RunViews
 from dspyer.scheduler.lineage import decided_by
-from dspyer.scheduler.provenance import Writers
 from dspyer.scheduler.schedule import (
     Advanced,
     Branch,
@@ -223,9 +222,7 @@ class Session(AttemptHost):
 
     def reads(self) -> ReadSources:
         """The reads of its commits so far, for a layer that asks at its end."""
-        log = self.run.log
-        writers = Writers(log, parts=partial(self.fields.parts, log))
-        return ReadSources(self.graph, self.fields, log, self.notes.view_reads, writers)
+        return ReadSources(self.graph, self.fields, self.run.log, self.notes.view_reads)
 
     @property
     def limit(self) -> TimeLimit | None:

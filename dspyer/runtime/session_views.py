@@ -314,7 +314,6 @@ class ReadSources:
         fields: Fields,
         log: PersistentVector[LogEntry],
         view_reads: Iterable[ViewRead],
-        writers: Writers,
     ) -> None:
         self._graph = graph
         self._schema: Schema = graph.topology.schema
@@ -327,11 +326,11 @@ class ReadSources:
             self._views.setdefault((read.node, read.head), []).append(read)
         self._fixes = {check.fix: check for check in graph.checks.values() if check.fix is not None}
         self._posted: dict[str, list[tuple[int, int]]] | None = None
-        self._writers = writers
+        self.writers = Writers(log, parts=partial(fields.parts, log))
         self._lock = RLock()  # one index of writers, which each look extends, for all threads that ask the run
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return ReadSources, (self._graph, self._fields, self._log, self._view_reads, self._writers)
+        return ReadSources, (self._graph, self._fields, self._log, self._view_reads)
 
     def of(self, commit: str) -> Sources:
         """The reads of the execution that made a commit, given its id."""
@@ -450,13 +449,13 @@ class ReadSources:
             return self._behind(view.field, read.head)
         news = partial(self._fields.news, view.field, log, read.head, read.node)
         parts = select_parts(view, kind_of_parts(self._schema, view.field), found[1], read.node, news)
-        return self._writers.of_parts(found[0], parts)
+        return self.writers.of_parts(found[0], parts)
 
     # --- who wrote it
 
     def _behind(self, field: str, at: int) -> set[int]:
         """The commits behind the value of a field after the commit at a log index."""
-        return self._writers.commits_behind(field, at, self._schema.reducer(field) is not None)
+        return self.writers.commits_behind(field, at, self._schema.reducer(field) is not None)
 
 
 def _readable(reader: Node | Router, state: ImmutableState, sent: Iterable[str] = ()) -> list[str]:

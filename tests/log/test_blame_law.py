@@ -203,9 +203,9 @@ def test_blame_in_memory(seed: int) -> None:
     assert said(run, ("total",)) == named(log, rule.of(last, ("total",))[1])
     for index in range(len(log)):
         for path in paths_of(log):
-            assert run._writers.of(index, path) == rule.of(index, path)[1], (index, path)
+            assert run._reads.writers.of(index, path) == rule.of(index, path)[1], (index, path)
         for path, owners in rule.items(index):
-            assert run._writers.of(index, path) in owners, (index, path)
+            assert run._reads.writers.of(index, path) in owners, (index, path)
 
 
 def named(log: Sequence[Any], index: int | None) -> str:
