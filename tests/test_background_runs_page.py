@@ -1,4 +1,4 @@
-"""The service of docs/guides/background-runs.md behind a real server: runs continue without their requests."""
+"""The service of docs/old/background-runs.md behind a real server: runs continue without their requests."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from dspyer.testing import clock
 from tests.asgi_server import PATIENCE, served
 from tests.test_serving import ended
 
-PAGE = Path(__file__).parent.parent / "docs" / "guides" / "background-runs.md"
+PAGE = Path(__file__).parent.parent / "docs" / "old" / "background-runs.md"
 
 
 def app_of(program: CompiledGraph) -> Any:

@@ -1,7 +1,8 @@
 """Every Python block of the README and of the documentation runs, offline, and prints what the page shows.
 
 The blocks of a page run in order in one module. What a block prints is compared with its `#>` lines, or with the `text`
-block that follows it.
+block that follows it. What a page shows beside parts of a program of `examples/` is looked for in what the program
+prints, by test_examples.py.
 """
 
 from __future__ import annotations
@@ -29,6 +30,7 @@ PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").r
 FENCE = re.compile(
     r"^(?P<indent> *)```(?P<language>\w*)[^\n]*\n(?P<body>.*?)^(?P=indent)```\s*?$", re.MULTILINE | re.DOTALL
 )
+PART = re.compile(r"^ *--8<-- \"examples/(\w+\.py):\w+\"$", re.MULTILINE)  # of a program that the page includes
 
 
 class Block(NamedTuple):
@@ -45,7 +47,7 @@ def blocks(page: Path) -> Iterator[Block]:
     text = page.read_text()
     fences = list(FENCE.finditer(text))
     for number, fence in enumerate(fences):
-        if fence["language"] != "python":
+        if fence["language"] != "python" or PART.search(fence["body"]):
             continue
         indent = len(fence["indent"])
         code = "".join(line[indent:] if line.strip() else "\n" for line in fence["body"].splitlines(keepends=True))
@@ -60,6 +62,22 @@ def shown_output(text: str, fences: list[re.Match[str]], number: int, code: str)
     if following and following["language"] == "text" and not text[fences[number].end() : following.start()].strip():
         return following["body"]
     return None
+
+
+def shown_of_programs() -> dict[str, list[str]]:
+    """What pages say that the programs print whose parts they include, by the names of the programs."""
+    shown: dict[str, list[str]] = {}
+    for page in PAGES:
+        fences = [*FENCE.finditer(page.read_text())]
+        for name in {name for fence in fences for name in PART.findall(fence["body"])}:
+            outputs = [fence["body"] for fence in fences if fence["language"] == "text"]
+            outputs += [
+                "\n".join(re.findall(r"^ *#> ?(.*)$", f["body"], re.MULTILINE))
+                for f in fences
+                if PART.search(f["body"])
+            ]
+            shown.setdefault(name, []).extend(filter(None, outputs))
+    return shown
 
 
 def as_a_module(page: Path) -> tuple[int, None, list[str], str]:
@@ -133,17 +151,6 @@ def test_pictures_drawn_by_the_library_are_up_to_date(file: str) -> None:
     shown = (ROOT / "docs" / "img" / f"{file}.svg").read_text()
     drawn = DRAW["drawn"](*DRAW["DRAWN"][file])
     assert STYLE.sub("", drawn) == STYLE.sub("", shown), "run docs/pictures/draw.py"
-
-
-@pytest.mark.usefixtures("settings")
-def test_the_examples_print_what_their_page_shows(monkeypatch: pytest.MonkeyPatch) -> None:
-    excerpts = [fence["body"] for fence in FENCE.finditer((ROOT / "docs" / "examples.md").read_text())]
-    monkeypatch.syspath_prepend(ROOT / "examples")
-    printed = io.StringIO()
-    with contextlib.redirect_stdout(printed):
-        runpy.run_path(str(ROOT / "examples" / "research.py"), run_name="__main__")
-    assert excerpts
-    assert all(excerpt in printed.getvalue() for excerpt in excerpts)
 
 
 def anchors(page: Path) -> set[str]:

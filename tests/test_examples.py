@@ -18,6 +18,7 @@ from typing import Any
 import pytest
 
 from tests.children import server_address, use_server
+from tests.test_docs_examples import shown_of_programs
 
 EXAMPLES = Path(__file__).parent.parent / "examples"
 
@@ -215,6 +216,9 @@ SHOWN = {
         "LM calls of this process: 0",
     ],
 }
+
+for program, outputs in shown_of_programs().items():
+    SHOWN.setdefault(program, []).extend(outputs)
 
 
 FEWER: dict[str, dict[str, Any]] = {

@@ -1,4 +1,4 @@
-"""The tool of docs/guides/mcp-server.md and real MCP clients: of today's protocol, of the one before, over HTTP."""
+"""The tool of docs/old/mcp-server.md and real MCP clients: of today's protocol, of the one before, over HTTP."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from dspyer import END, START, CompiledGraph, Graph, agents
 from dspyer.testing import ScriptedLM
 from tests.asgi_server import PATIENCE, served
 
-PAGE = Path(__file__).parent.parent / "docs" / "guides" / "mcp-server.md"
+PAGE = Path(__file__).parent.parent / "docs" / "old" / "mcp-server.md"
 FLAT = ("string", "number", "integer", "boolean")
 """What a field of a form may be: https://modelcontextprotocol.io/specification/2025-11-25/client/elicitation"""
 INTO = {"note": "draft", "go": None}

@@ -6,7 +6,7 @@ import re
 from pathlib import Path
 
 ROOT = Path(__file__).parent.parent
-PAGE = ROOT / "docs" / "concepts" / "words.md"
+PAGE = ROOT / "docs" / "words.md"
 ROW = re.compile(r"^\| (S00\d): ([^|]+) \| `([^`]+)` \|$", re.MULTILINE)
 
 

@@ -12,7 +12,7 @@ import pytest
 from tests.cli.conftest import Command, names_of_commands
 from tests.test_docs_examples import FENCE, ROOT, blocks
 
-GUIDE = ROOT / "docs" / "guides" / "command-line.md"
+GUIDE = ROOT / "docs" / "command-line.md"
 
 
 def session() -> Iterator[tuple[str, str]]:

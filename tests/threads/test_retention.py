@@ -14,7 +14,7 @@ from dspyer.stores import Memory, Store
 from dspyer.stores.base import Change, Owner
 from tests.test_docs_examples import ROOT, blocks
 
-PAGE = ROOT / "docs" / "guides" / "store-limits.md"
+PAGE = ROOT / "docs" / "old" / "store-limits.md"
 
 
 def job() -> Callable[..., int]:

@@ -1,0 +1,64 @@
+"""What is made of other files: the table of extras, the commands, and llms.txt for programs that read the site."""
+
+from __future__ import annotations
+
+import tomllib
+from pathlib import Path
+from typing import Any
+
+import typer
+from typer.cli import get_docs_for_click
+
+from dspyer.cli.app import make_command
+
+PROJECT = Path(__file__).parents[2] / "pyproject.toml"
+navigation: Any = None
+
+
+def extras() -> str:
+    """The optional parts as a table: the comment above each in pyproject.toml, and its packages."""
+    rows, comment = ["| part | what it is for | packages |", "|---|---|---|"], ""
+    named = tomllib.loads(PROJECT.read_text())["project"]["optional-dependencies"]
+    for line in PROJECT.read_text().partition("[project.optional-dependencies]\n")[2].splitlines():
+        name = line.partition(" = ")[0]
+        if comment and name in named:
+            rows.append(f"| `{name}` | {comment} | {', '.join(f'`{package}`' for package in named[name])} |")
+        comment = line.removeprefix("# ").removesuffix(".") + "." if line.startswith("# ") else ""
+    return "\n".join(rows)
+
+
+def commands() -> str:
+    """The commands with their arguments, options and texts of help."""
+    command = make_command()
+    return get_docs_for_click(obj=command, ctx=typer.Context(command, info_name="dspyer"), name="dspyer")
+
+
+GENERATED = {"<!-- extras -->": extras, "<!-- commands -->": commands}
+
+
+def on_page_markdown(markdown: str, **_: Any) -> str:
+    """Puts what is generated in the place of its marker."""
+    for marker, make in GENERATED.items():
+        if marker in markdown:
+            markdown = markdown.replace(marker, make())
+    return markdown
+
+
+def on_nav(nav: Any, **_: Any) -> None:
+    """Keeps the navigation: it has the pages in their order, with their tabs."""
+    global navigation  # noqa: PLW0603 - MkDocs gives it to this hook alone
+    navigation = nav
+
+
+def on_post_build(*, config: Any) -> None:
+    """Writes both files for programs below the site."""
+    lines, last = [f"# {config.site_name}", f"\n> {config.site_description}"], None
+    for page in navigation.pages:
+        tab = page.ancestors[-1].title
+        if tab != last:
+            lines, last = [*lines, f"\n## {tab}\n"], tab
+        says = page.meta.get("description", "")
+        lines.append(f"- [{page.title}]({config.site_url or ''}{page.url})" + (f": {says}" if says else ""))
+    site = Path(config.site_dir)
+    (site / "llms.txt").write_text("\n".join(lines) + "\n")
+    (site / "llms-full.txt").write_text("\n\n".join(page.markdown for page in navigation.pages))
