@@ -1,7 +1,7 @@
 """Every Python block of the README and of the documentation runs, offline, and prints what the page shows.
 
 The blocks of a page run in order in one module. What a block prints is compared with its `#>` lines, or with the `text`
-block that follows it. What a page shows beside parts of a program of `examples/` is looked for in what the program
+block that follows it. Outputs beside parts of a program of `examples/` are looked for in what the program
 prints, by test_examples.py.
 """
 
