@@ -238,7 +238,8 @@ class Thread:
             take_over: replaces another owner, which can commit nothing more.
             max_resumes: how often a run may be resumed without progress.
             allow_changed_graph: whether a graph may continue the run that has changed since it began (nodes, edges,
-                fields, policies; code, prompts and LMs may always differ), as far as the log fits it.
+                fields, policies; code, prompts and LMs may always differ), as far as the log fits it: a node that has
+                committed, or comes next, keeps its name.
 
         Returns:
             The run, with the commits from its beginning.
@@ -505,6 +506,8 @@ class Thread:
         They come run by run in canonical order, with versions from 0 on. Commits of forks that have not joined have no
         version and come last in their run. An id names the run too, `"t-42.1/trunk:3"`, as `ctx.execution` does. Later
         runs never change what is listed; a rerun takes out the commits that it replaces, which can be read by id.
+        An entry that is damaged or missing makes its commit, and those that build on it, unreadable: they are listed as
+        that, reports and lists leave them out with a warning of the logger `dspyer`, and `run` and `resume` raise.
 
         Args:
             inside: version or id of the commit of a node that is a graph itself: lists the commits inside of it. For a
@@ -916,6 +919,11 @@ class Thread:
         """Makes this thread from a file that `export` has written, in this store or another one.
 
         Runs that are in the store already are shared, not stored twice.
+
+        Every line is checked, and the thread is read once, before anything is written: nothing in the file is executed
+        or imported. After a load that was killed the thread has no run, and can be loaded again. One commit, answer,
+        result or snapshot has at most 256 MiB of JSON and 4,000,000 values, and refers to at most 1 GiB of long texts
+        and bytes; a line has at most 1 GiB, all lines 32,000,000 values, and a value 100 levels.
 
         Args:
             path: the file.
