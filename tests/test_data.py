@@ -108,7 +108,7 @@ def test_the_peps_are_well_formed_and_as_the_readme_says() -> None:
     assert numbers == sorted(set(numbers))
     for pep in PEPS:
         assert list(pep) == ["number", "title", "status", "type", "python_version", "text"]
-        assert pep["title"] and pep["status"], pep["number"]
+        assert all(pep[name] for name in ["title", "status", "type"]), pep["number"]
         assert pep["python_version"] is None or re.fullmatch(r"\d\.[\dx., ]+", pep["python_version"]), pep["number"]
         assert 1400 <= len(pep["text"]) <= 1500, pep["number"]
         assert not re.search(r"``|`_|:pep:|^(PEP|Author|Status): ", pep["text"], re.MULTILINE), pep["number"]
