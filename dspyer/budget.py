@@ -45,8 +45,10 @@ class Budget:
 
     Example:
         >>> from dspyer import END, START, Graph
-        >>> graph = Graph().add_node("add", lambda n: {"n": n + 1}, writes=["n"]).add_edge(START, "add")
-        >>> program = graph.add_conditional_edges("add", lambda n: "add", ["add", END]).compile(max_steps=10**9)
+        >>> graph = Graph().add_node("add", lambda n: {"n": n + 1},
+        ...     writes=["n"]).add_edge(START, "add")
+        >>> program = graph.add_conditional_edges("add", lambda n: "add",
+        ...     ["add", END]).compile(max_steps=10**9)
         >>> run = program.run({"n": 0}, budget=Budget(seconds=0.05))
         >>> run.status, run.error.reason[:8]
         ('stopped', 'seconds:')

@@ -520,7 +520,8 @@ def public(error: BaseException) -> PublicError:
         Its code, the status of an HTTP response, and a message.
 
     Example:
-        >>> public(InputError("unknown input 'qestion'")).code, public(ValueError("card 4242 was refused")).message
+        >>> (public(InputError("unknown input 'qestion'")).code,
+        ...     public(ValueError("card 4242 was refused")).message)
         ('invalid', 'The request has failed. The log of the server says why.')
     """
     code = _public_code(error)
@@ -568,7 +569,8 @@ def always_raised(error: BaseException) -> bool:
     """Return whether an exception, or a part of a group, passes every retry and error edge: no attempt can mend it.
 
     Example:
-        >>> always_raised(StoreError("the disk is full")), always_raised(TimeoutError())
+        >>> (always_raised(StoreError("the disk is full")),
+        ...     always_raised(TimeoutError()))
         (True, False)
     """
     if isinstance(error, BaseExceptionGroup):
@@ -583,7 +585,8 @@ def is_lost_work(error: BaseException) -> bool:
 
     Example:
         >>> from concurrent.futures import BrokenExecutor
-        >>> is_lost_work(BrokenExecutor("a worker was killed")), is_lost_work(ValueError("odd"))
+        >>> (is_lost_work(BrokenExecutor("a worker was killed")),
+        ...     is_lost_work(ValueError("odd")))
         (True, False)
     """
     refused = isinstance(error, RuntimeError) and error_text(error).startswith(_REFUSED)
@@ -594,7 +597,8 @@ def is_always_raised(kind: type[BaseException]) -> bool:
     """Return whether every exception of a class is one that `always_raised` names.
 
     Example:
-        >>> [is_always_raised(kind) for kind in (StoreError, KeyboardInterrupt, BaseException, BaseExceptionGroup)]
+        >>> [is_always_raised(kind) for kind in (StoreError, KeyboardInterrupt,
+        ...     BaseException, BaseExceptionGroup)]
         [True, True, False, False]
     """
     # After a question that has expired no code is wrong, and another node may go on.
@@ -648,7 +652,8 @@ def needs_new_response(error: BaseException) -> bool:
     succeeded is not paid twice.
 
     Example:
-        >>> needs_new_response(ValueError("the summary is too long")), needs_new_response(TimeoutError())
+        >>> (needs_new_response(ValueError("the summary is too long")),
+        ...     needs_new_response(TimeoutError()))
         (True, False)
     """
     if isinstance(error, BaseExceptionGroup):
@@ -706,7 +711,8 @@ def short_error(error: BaseException, *, step: str = "", action: str = "", limit
 
     Example:
         >>> short_error(TimeoutError("no answer after 5 s"), step="search the web")
-        'step: search the web; error: TimeoutError: no answer after 5 s; action: try again, or continue without it'
+        'step: search the web; error: TimeoutError: no answer after 5 s; action: try
+        again, or continue without it'
     """
     while isinstance(error, BaseExceptionGroup) and len(error.exceptions) == 1:
         error = error.exceptions[0]

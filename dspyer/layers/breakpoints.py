@@ -26,9 +26,12 @@ class Breakpoints(Layer):
 
     Example:
         >>> from dspyer import END, START, Graph
-        >>> graph = Graph().add_node("purge", lambda path: {"gone": path}).add_path(START, "purge", END)
-        >>> thread = graph.compile(store=":memory:", layers=[Breakpoints(before=["purge"])]).thread("clean")
-        >>> thread.run({"path": "old"}).questions[0].text, thread.resume().state["gone"]
+        >>> graph = Graph().add_node("purge", lambda path: {"gone": path}).add_path(
+        ...     START, "purge", END)
+        >>> thread = graph.compile(store=":memory:",
+        ...     layers=[Breakpoints(before=["purge"])]).thread("clean")
+        >>> (thread.run({"path": "old"}).questions[0].text,
+        ...     thread.resume().state["gone"])
         ("'purge' comes next; continue?", 'old')
     """
 

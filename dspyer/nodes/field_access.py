@@ -68,8 +68,10 @@ def check_names(
 
     Example:
         >>> from dspyer.schema.schema import Schema
-        >>> check_names({"labl": "kind"}, "writes", "node 'judge'", own=["label"], schema=Schema.of(None))
-        ["node 'judge': 'labl' in writes is none of its outputs ('label'). Did you mean 'label'?"]
+        >>> check_names({"labl": "kind"}, "writes", "node 'judge'", own=["label"],
+        ...     schema=Schema.of(None))
+        ["node 'judge': 'labl' in writes is none of its outputs ('label'). Did you
+        mean 'label'?"]
     """
     problems = []
     for left, right in names.items():
