@@ -21,7 +21,7 @@ _COUNTS = ("tokens", "requests", "node_calls")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Budget:
-    """The limits of a run. When one is reached, the run is stopped, and `t.resume()` can continue it.
+    """The limits of a run. When one is reached, the run is stopped, and `thread.resume()` can continue it.
 
     The limits are checked before each node and before each request to a language model. Requests in progress are
     finished, and so are the nodes that ask for no further one, so more may be spent than the limit: at most what was in

@@ -255,7 +255,7 @@ def tool_messages(node: str, steps: Iterable[ToolStep], call_id: str) -> list[di
     """The messages of the tool calls of a node: of each step the node's, then the results.
 
     Example:
-        >>> step = "I look it up.", [("tide", {"day": 1}, "9:40", False)]
+        >>> step = "I look it up.", [("time", {"day": 1}, "9:40", False)]
         >>> [message["content"] for message in tool_messages("search", [step],
         ...     "search_0")]
         ['I look it up.', '9:40']

@@ -72,8 +72,8 @@ class Conflict:
     Example:
         >>> def longest(conflict):
         ...     return max(conflict.left, conflict.right, key=len)
-        >>> longest(Conflict(("title",), "", "Tides", "On tides"))
-        'On tides'
+        >>> longest(Conflict(("title",), "", "Rates", "On rates"))
+        'On rates'
     """
 
     path: KeyPath

@@ -81,8 +81,8 @@ class Reducer:
     Example:
         >>> longest = Reducer("longest", lambda current, update: current
         ...     if len(current) >= len(update) else update)
-        >>> longest("tides", "on tides")
-        'on tides'
+        >>> longest("rates", "on rates")
+        'on rates'
     """
 
     name: str

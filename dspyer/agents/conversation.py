@@ -268,19 +268,19 @@ def shown(
 
     Example:
         >>> calls = [{"id": "call_0_0", "type": "function",
-        ...     "function": {"name": "tide", "arguments": "{}"}}]
-        >>> task = {"role": "user", "content": "High tide?",
-        ...     "turn": {"question": "High tide?"}}
+        ...     "function": {"name": "time", "arguments": "{}"}}]
+        >>> task = {"role": "user", "content": "Paid?",
+        ...     "turn": {"question": "Paid?"}}
         >>> turn = {"role": "assistant", "content": "I look it up.",
         ...     "tool_calls": calls}
-        >>> result = {"role": "tool", "name": "tide", "tool_call_id": "call_0_0",
+        >>> result = {"role": "tool", "name": "time", "tool_call_id": "call_0_0",
         ...     "content": "9:40", "value": "9:40"}
         >>> shown([task], Shown("question")).inputs
-        {'question': 'High tide?'}
+        {'question': 'Paid?'}
         >>> event = shown([task, turn, result], Shown("question")).events[0]
         >>> (event["question"],
         ...     event["tool_calls"].tool_call_results.tool_call_results[0].value)
-        ('High tide?', '9:40')
+        ('Paid?', '9:40')
     """
     found = [converted(message) for message in messages]
     results = _results_by_turn(found)
@@ -774,9 +774,9 @@ def reader(messages: Iterable[Mapping[str, Any]] = (), how: Shown = Shown("")) -
 
     Example:
         >>> calls = [{"id": "call_0_0", "type": "function",
-        ...     "function": {"name": "tide", "arguments": "{}"}}]
+        ...     "function": {"name": "time", "arguments": "{}"}}]
         >>> turn = {"role": "assistant", "content": "", "tool_calls": calls}
-        >>> result = {"role": "tool", "name": "tide", "tool_call_id": "call_0_0",
+        >>> result = {"role": "tool", "name": "time", "tool_call_id": "call_0_0",
         ...     "content": "9:40"}
         >>> reader([turn, result], Shown("question", max_result=2))(call="call_0_0",
         ...     start=2)

@@ -314,7 +314,7 @@ class Graph:
         """Add a node that asks a question outside the program and waits for the answer: no code runs in it.
 
         The run ends with status `interrupted` after its other branches have run as far as they can; no process waits.
-        On a thread `t.resume(answers={name: ...})` continues the run, in any process, and calls no node again.
+        On a thread `thread.resume(answers={name: ...})` continues the run, in any process, and calls no node again.
 
         Args:
             name: name of the node, and key of its question.
@@ -588,8 +588,8 @@ class Graph:
             redact: what events, logs, errors and exports do not show: patterns of paths (`["user.email", "**.token"]`),
                 or a function of a path and a plain value that returns what is shown. States and stores hold all.
                 A pattern begins with a field of this graph or of a graph inside it, and goes on with parts of its type.
-            record_lm_calls: what a run on a thread records of its LM calls (`t.lm_calls`). `"usage"`: predictor, model,
-                tokens, cost, times. `"full"`: messages and responses, too; with `redact` they are stored and not shown.
+            record_lm_calls: what a run on a thread records of its LM calls (`thread.lm_calls`). `"usage"`: predictor,
+                model, tokens, cost, times. `"full"`: messages and responses, too; with `redact` these are stored only.
                 `"none"`: nothing. A function gets each `dspyer.events.LMCall` with its texts, and returns what to
                 write, such as `dataclasses.replace(call, messages=None)`, or None for nothing; if it raises, the run
                 fails. Inside another graph it has no effect.

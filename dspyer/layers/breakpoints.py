@@ -17,7 +17,7 @@ from dspyer.nodes.node import Call, Node
 class Breakpoints(Layer):
     """Stops each run before or after nodes, until it is resumed: `compile(layers=[Breakpoints(before=["purge"])])`.
 
-    The run ends with status `interrupted`; `t.resume()` continues it. The questions have the keys `"before"` and
+    The run ends with status `interrupted`; `thread.resume()` continues it. The questions have the keys `"before"` and
     `"after"`.
 
     Args:

@@ -566,11 +566,11 @@ class Context:
             ...     (entry,) = ctx.view(view("lines").last(1))
             ...     return {"last": f"{entry.author}: {entry.value}"}
             >>> graph = Graph(Log).add_node("write",
-            ...     lambda state: {"lines": "tide at 6"}, writes=["lines"])
+            ...     lambda state: {"lines": "mail at 6"}, writes=["lines"])
             >>> graph = graph.add_node("read", read, reads=["lines"], writes=["last"])
             >>> graph.add_path(START, "write", "read", END).compile().run({}).state[
             ...     "last"]
-            'write: tide at 6'
+            'write: mail at 6'
         """
         attempt = self.delegate
         attempt.check_running("looks at a view")
@@ -660,7 +660,7 @@ class Context:
             >>> Pad = create_model("Pad", notes=(Annotated[list[str], reducers.append,
             ...     live], []))
             >>> def writes(ctx):
-            ...     ctx.post("notes", "tide at 6")
+            ...     ctx.post("notes", "mail at 6")
             >>> def reads(ctx):
             ...     for note in ctx.live("notes"):
             ...         print(note.author, note.value)
@@ -669,7 +669,7 @@ class Context:
             >>> graph = graph.add_edge(START, ["writes", "reads"]).add_edge(
             ...     ["writes", "reads"], END)
             >>> graph.compile().run({}).status
-            writes tide at 6
+            writes mail at 6
             'completed'
         """
         attempt = self.delegate

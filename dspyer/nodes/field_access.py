@@ -111,7 +111,7 @@ def unknown_outputs_text(names: Iterable[str], schema: Schema) -> str:
 
 CONTAINERS = (list, tuple, dict, set, frozenset)
 MANUAL_AUTHOR = "update"
-"""The author of a commit that was made with `t.update`."""
+"""The author of a commit that was made with `thread.update`."""
 
 
 def view_problems(view: View, name: str, schema: Schema, who: str) -> list[str]:

@@ -261,8 +261,8 @@ def by_field(
         ...     "words": len(text.split())}, writes=["words"])
         >>> program = graph.add_path(START, "count", END).compile()
         >>> metric = by_field({"words": equals("words")}, goal="words")
-        >>> metric(dspy.Example(text="high tide", words=2),
-        ...     program(text="high tide"))
+        >>> metric(dspy.Example(text="last order", words=2),
+        ...     program(text="last order"))
         1.0
     """
     return FieldMetric(metrics, goal, weights)

@@ -735,7 +735,7 @@ def culprits(program: dspy.Module, example: dspy.Example, metric: FieldMetric) -
         >>> program = graph.add_path(START, "count", "grade", END).compile()
         >>> metric = by_field({"words": equals("words"), "long": equals("long")},
         ...     goal="long")
-        >>> print(culprits(program, dspy.Example(text="high tide", words=2,
+        >>> print(culprits(program, dspy.Example(text="last order", words=2,
         ...     long=False).with_inputs("text"), metric))
         100 % count (not tunable): `words` is 9, expected 2.
     """

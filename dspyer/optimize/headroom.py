@@ -113,7 +113,7 @@ def headroom(program: dspy.Module, devset: Sequence[dspy.Example], metric: Field
         >>> program = graph.add_path(START, "count", "grade", END).compile()
         >>> metric = by_field({"words": equals("words"), "long": equals("long")},
         ...     goal="long")
-        >>> print(headroom(program, [dspy.Example(text="high tide", words=2,
+        >>> print(headroom(program, [dspy.Example(text="last order", words=2,
         ...     long=False).with_inputs("text")], metric))
         goal `long`: 0 of 1 right; 0 LM calls
         field  right  given right inputs  goal if it were gold  runs it breaks

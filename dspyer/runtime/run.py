@@ -176,7 +176,7 @@ class Run:
     Attributes:
         run_id: its id.
         status: `"completed"`, `"failed"`, `"interrupted"` if it waits for answers, or `"stopped"`: by a budget or
-            `t.stop()`, because its stream was closed or dropped, its task was cancelled, or Ctrl-C was pressed.
+            `thread.stop()`, because its stream was closed or dropped, its task was cancelled, or Ctrl-C was pressed.
         state: the final state; of a run that is not completed, the last state that all branches shared.
         error: what the failing node raised; a `RunStoppedError` of a stopped run; else None.
         questions: the questions that an interrupted run waits for, in branch order.
@@ -502,7 +502,7 @@ class Run:
             The commit; its `node` is the author.
 
         Raises:
-            LookupError: if no commit of this run has written there. `t.blame(path)` searches all runs of the thread.
+            LookupError: if no commit of this run has written there. `thread.blame(path)` searches all runs.
 
         Example:
             >>> from dspyer import END, START, Graph
@@ -726,7 +726,7 @@ class Run:
             >>> graph = Graph().add_node("size", lambda text: {"size": len(text)},
             ...     writes=["size"])
             >>> tokens = graph.add_path(START, "size", END).compile().run(
-            ...     {"text": "high tide at six"}).view_tokens()
+            ...     {"text": "last order at six"}).view_tokens()
             >>> tokens.rows[0].node, tokens.rows[0].sent
             ('size', 4)
         """

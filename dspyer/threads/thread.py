@@ -238,7 +238,7 @@ class Thread:
         Args:
             answers: answers to open questions, by `Question.id`. A key does if exactly one open question has it; it
                 means whatever is open now, so an answer that may be delivered late or twice must come by id.
-            by: who gives the answers, a text of at most 500 characters, which `t.answers` shows. No model sees it.
+            by: who gives the answers, a text of at most 500 characters, which `thread.answers` shows. No model sees it.
             comment: what is said with them, likewise.
             resources: as in `program.run`; never stored.
             budget: what may be spent from here on; by default that of `compile`.
@@ -370,7 +370,7 @@ class Thread:
         """The last state that all branches of the last run shared.
 
         Raises:
-            StoreError: if the newest commits cannot be read; it names the last version that can, for `t.at(version)`.
+            StoreError: if the newest commits cannot be read; it names the last version that can, for `thread.at`.
         """
         head = self._stored.readable_head()
         return self._stored.compatibility.without_removed_fields(head.state, head.last_run)
@@ -581,7 +581,7 @@ class Thread:
         """The smallest patch that turns one state into another.
 
         Args:
-            first: version or id of a commit, or a state: `t.diff(3, other.state)` compares with another thread.
+            first: version or id of a commit, or a state: `thread.diff(3, other.state)` compares with another thread.
             second: the same.
 
         Returns:
