@@ -74,7 +74,8 @@ class Fill:
 
     Example:
         >>> from dspyer import END, START, Graph
-        >>> graph = Graph().add_node("note", lambda case: {"note": case}, reads={"case": fill("Case {alert}")})
+        >>> graph = Graph().add_node("note", lambda case: {"note": case},
+        ...     reads={"case": fill("Case {alert}")})
         >>> graph.add_path(START, "note", END).compile()(alert="disk full").note
         'Case disk full'
     """
@@ -115,7 +116,8 @@ def names_in(text: str) -> tuple[str, ...]:
     """The names that a text is filled with, each once, in order.
 
     Example:
-        >>> names_in('{who} says {"json": 1} and {{this}} in {run.count} steps to {who}')
+        >>> names_in(
+        ...     '{who} says {"json": 1} and {{this}} in {run.count} steps to {who}')
         ('who', 'run.count')
     """
     return tuple(dict.fromkeys(name for _, name in _PLACEHOLDER.findall(text) if name))

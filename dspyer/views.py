@@ -100,7 +100,8 @@ class View:
 
     Example:
         >>> from dspyer import END, START, Graph
-        >>> graph = Graph().add_node("write", lambda last: {"report": last[0]}, reads={"last": view("notes").last(1)})
+        >>> graph = Graph().add_node("write", lambda last: {"report": last[0]},
+        ...     reads={"last": view("notes").last(1)})
         >>> graph.add_path(START, "write", END).compile()(notes=["a", "b"]).report
         'b'
     """
@@ -267,7 +268,8 @@ class View:
         Example:
             >>> view("findings").new().then(len)
             view('findings').new().then(len)
-            >>> def about(entries, topic): return [entry.value for entry in entries if topic in entry.value]
+            >>> def about(entries, topic): return [entry.value for entry in entries
+            ...     if topic in entry.value]
             >>> view("findings").then(about).then_fields
             {'topic': False}
         """
@@ -357,7 +359,7 @@ class Entry(NamedTuple):
         key: the key, for a field that is a mapping; else None.
 
     Example:
-        >>> Entry("The tide turns at six.", "search", "trunk:1").author
+        >>> Entry("The order ships at six.", "search", "trunk:1").author
         'search'
     """
 
@@ -375,8 +377,8 @@ class Delta(NamedTuple):
         text: the same for a prompt, a paragraph for each field.
 
     Example:
-        >>> Delta({"topic": "tides"}, "topic: tides").patch
-        {'topic': 'tides'}
+        >>> Delta({"topic": "rates"}, "topic: rates").patch
+        {'topic': 'rates'}
     """
 
     patch: dict[str, Any]
@@ -701,8 +703,9 @@ def text_of(value: Any) -> str:
     Bytes that are no UTF-8 are shown in base64.
 
     Example:
-        >>> text_of({"tide": [3.5, None]}), text_of("high"), text_of(None), text_of(b"\\xff")
-        ('{"tide": [3.5, null]}', 'high', 'None', '_w==')
+        >>> (text_of({"time": [3.5, None]}), text_of("high"), text_of(None),
+        ...     text_of(b"\\xff"))
+        ('{"time": [3.5, null]}', 'high', 'None', '_w==')
     """
     if isinstance(value, (str, Failure)):
         return str(value)
@@ -731,7 +734,8 @@ def estimate_tokens(text: str) -> int:
     Chinese ones 1.1.
 
     Example:
-        >>> estimate_tokens("The tide turns at 18:45."), estimate_tokens("潮水"), estimate_tokens("9f86d081")
+        >>> (estimate_tokens("The order ships at 18:45."), estimate_tokens("潮水"),
+        ...     estimate_tokens("9f86d081"))
         (9, 3, 5)
     """
     # In twentieths: whole numbers give the same sum everywhere.

@@ -40,7 +40,8 @@ def limit(*, kb: float, full: Full = "refuse") -> Limit:
     Example:
         >>> from typing import Annotated
         >>> from dspyer import reducers
-        >>> Notes = Annotated[list[str], reducers.append, limit(kb=40, full="drop_oldest")]
+        >>> Notes = Annotated[list[str], reducers.append,
+        ...     limit(kb=40, full="drop_oldest")]
         >>> limit(kb=500)
         limit(kb=500, full='refuse')
     """

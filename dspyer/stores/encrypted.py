@@ -55,9 +55,11 @@ class Encrypted(StoreAround):
 
     Example:
         >>> from dspyer import END, START, Graph
-        >>> graph = Graph().add_node("shout", lambda state: {"loud": state["text"].upper()})
+        >>> graph = Graph().add_node("shout", lambda state: {
+        ...     "loud": state["text"].upper()})
         >>> store = Encrypted(":memory:", key=Encrypted.new_key())
-        >>> t = graph.add_path(START, "shout", END).compile(store=store).thread("t-42")
+        >>> t = graph.add_path(START, "shout", END).compile(store=store).thread(
+        ...     "t-42")
         >>> t.run({"text": "secret"}).state["loud"]
         'SECRET'
     """

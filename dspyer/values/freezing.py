@@ -264,7 +264,8 @@ def register_value_type(
         >>> class Money:
         ...     def __init__(self, cents):
         ...         self.cents = cents
-        >>> register_value_type(Money, encode=lambda money: money.cents, decode=Money)
+        >>> register_value_type(Money, encode=lambda money: money.cents,
+        ...     decode=Money)
         >>> freeze({"price": Money(5)})["price"].cents
         5
     """
