@@ -245,8 +245,7 @@ class Thread:
             take_over: replaces another owner, which can commit nothing more.
             max_resumes: how often a run may be resumed without progress.
             allow_changed_graph: whether a graph may continue the run that has changed since it began (nodes, edges,
-                fields, policies; code, prompts and LMs may always differ), as far as the log fits it: a node that has
-                committed, or comes next, keeps its name.
+                fields, policies; code, prompts and LMs may always differ), as far as the log fits it.
 
         Returns:
             The run, with the commits from its beginning.
@@ -972,10 +971,8 @@ class Thread:
 
         Runs that are in the store already are shared, not stored twice.
 
-        Every line is checked, and the thread is read once, before anything is written: nothing in the file is executed
-        or imported. After a load that was killed the thread has no run, and can be loaded again. One commit, answer,
-        result or snapshot has at most 256 MiB of JSON and 4,000,000 values, and refers to at most 1 GiB of long texts
-        and bytes; a line has at most 1 GiB, all lines 32,000,000 values, and a value 100 levels.
+        Every line is checked before anything is written, and nothing is executed or imported. Limits: 256 MiB of JSON
+        and 4,000,000 values for a commit, answer or snapshot, with 1 GiB of long texts; 1 GiB for a line; 100 levels.
 
         Args:
             path: the file.
