@@ -339,8 +339,11 @@ class CompiledGraph(dspy.Module):
             migrate: converts the state that an earlier graph left in the thread (a plain dict) to the one with which
                 this graph continues; called once, by the next run or resume. Without it new fields get their defaults,
                 those that are gone leave the state with a warning, and values that do not fit are refused.
+                A new reducer folds the updates from now on; what an old one has made stays.
             graphs: names of other graphs whose thread this one may continue: the name that it had before, or those of
                 graphs that work on one thread by turns.
+                graphs that work on one thread by turns. A graph that has no name of its own, `Graph(name=...)`, is
+                refused only if it has no node and no field in common with the last one.
 
         Returns:
             The handle on it.

@@ -532,6 +532,8 @@ class Thread:
         They come run by run in canonical order, with versions from 0 on. Commits of forks that have not joined have no
         version and come last in their run. An id names the run too, `"t-42.1/trunk:3"`, as `ctx.execution` does. Later
         runs never change what is listed; a rerun takes out the commits that it replaces, which can be read by id.
+        An entry that is damaged or missing makes its commit, and those that build on it, unreadable: they are listed as
+        that, reports and lists leave them out with a warning of the logger `dspyer`, and `run` and `resume` raise.
 
         Args:
             inside: version or id of the commit of a node that is a graph itself: lists the commits inside of it. For a
@@ -968,6 +970,9 @@ class Thread:
         """Makes this thread from a file that `export` has written, in this store or another one.
 
         Runs that are in the store already are shared, not stored twice.
+
+        Every line is checked before anything is written, and nothing is executed or imported. Limits: 256 MiB of JSON
+        and 4,000,000 values for a commit, answer or snapshot, with 1 GiB of long texts; 1 GiB for a line; 100 levels.
 
         Args:
             path: the file.
