@@ -13,6 +13,7 @@ import pytest
 
 DATA = Path(__file__).parent.parent / "examples" / "data"
 TICKETS: list[dict[str, Any]] = [json.loads(line) for line in (DATA / "tickets.jsonl").read_text("utf-8").splitlines()]
+PEPS: list[dict[str, Any]] = [json.loads(line) for line in (DATA / "peps.jsonl").read_text("utf-8").splitlines()]
 DOCUMENTS = {path.stem: path.read_text("utf-8") for path in sorted((DATA / "documents").glob("*.txt"))}
 README = (DATA / "README.md").read_text("utf-8")
 
@@ -99,6 +100,22 @@ def test_texts_vary_in_length_and_language() -> None:
     text = " ".join(ticket["text"] for ticket in TICKETS)
     for greeting in ["Guten Tag", "Bonjour", "Buenos días", "Bom dia", "Merhaba", "Diolch", "arigato", "Shukran"]:
         assert greeting in text
+
+
+def test_the_peps_are_well_formed_and_as_the_readme_says() -> None:
+    assert len(PEPS) == 300
+    numbers = [pep["number"] for pep in PEPS]
+    assert numbers == sorted(set(numbers))
+    for pep in PEPS:
+        assert list(pep) == ["number", "title", "status", "type", "python_version", "text"]
+        assert all(pep[name] for name in ["title", "status", "type"]), pep["number"]
+        assert pep["python_version"] is None or re.fullmatch(r"\d\.[\dx., ]+", pep["python_version"]), pep["number"]
+        assert 1400 <= len(pep["text"]) <= 1500, pep["number"]
+        assert not re.search(r"``|`_|:pep:|^(PEP|Author|Status): ", pep["text"], re.MULTILINE), pep["number"]
+    assert Counter(pep["type"] for pep in PEPS) == {"Standards Track": 248, "Informational": 28, "Process": 24}
+    said = README.split("## peps.jsonl")[1].split("\n## ")[0]
+    for status, count in Counter(pep["status"] for pep in PEPS).most_common(4):
+        assert f"{count} are {status.lower()}" in said or f"{count} {status.lower()}" in " ".join(said.split())
 
 
 def test_documents_have_a_head_and_a_body_of_the_promised_length() -> None:

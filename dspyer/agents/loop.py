@@ -399,8 +399,10 @@ def tool_loop(
         ...     "Adds two numbers."
         ...     return a + b
         >>> program = tool_loop("question -> answer: int", [add]).compile()
-        >>> calls = [{"name": "add", "args": {"a": 1, "b": 2}}], [{"name": "submit", "args": {"answer": 3}}]
-        >>> with ScriptedLM([{"next_thought": "", "tool_calls": {"tool_calls": call}} for call in calls]):
+        >>> calls = [{"name": "add", "args": {"a": 1, "b": 2}}], [
+        ...     {"name": "submit", "args": {"answer": 3}}]
+        >>> with ScriptedLM([{"next_thought": "",
+        ...     "tool_calls": {"tool_calls": call}} for call in calls]):
         ...     program(question="1 + 2?").answer
         3
     """
@@ -462,9 +464,12 @@ def modes(
 
     Example:
         >>> from dspyer.testing import ScriptedLM
-        >>> graph = modes("task -> report", {"plan": Mode("Plan.", to=["work"]), "work": Mode("Work.")})
-        >>> calls = [{"name": "to_work", "args": {}}], [{"name": "submit", "args": {"report": "done"}}]
-        >>> with ScriptedLM([{"next_thought": "", "tool_calls": {"tool_calls": call}} for call in calls]):
+        >>> graph = modes("task -> report", {"plan": Mode("Plan.", to=["work"]),
+        ...     "work": Mode("Work.")})
+        >>> calls = [{"name": "to_work", "args": {}}], [
+        ...     {"name": "submit", "args": {"report": "done"}}]
+        >>> with ScriptedLM([{"next_thought": "",
+        ...     "tool_calls": {"tool_calls": call}} for call in calls]):
         ...     run = graph.compile().run({"task": "Tidy up"})
         >>> run.state["report"], run.state["mode"]
         ('done', 'work')

@@ -52,7 +52,8 @@ class ScriptedLM(TextLM):
 
     Example:
         >>> with ScriptedLM([{"answer": "Paris"}]) as lm:
-        ...     dspy.Predict("question -> answer")(question="Capital of France?").answer
+        ...     dspy.Predict("question -> answer")(
+        ...         question="Capital of France?").answer
         'Paris'
         >>> lm.calls[0].prompt.inputs["question"]
         'Capital of France?'
@@ -121,7 +122,8 @@ class ScriptedLM(TextLM):
             >>> ScriptedLM([]).dump_state()
             Traceback (most recent call last):
             ...
-            TypeError: a ScriptedLM is not saved: its script lives in the test. Save the program without it ...
+            TypeError: a ScriptedLM is not saved: its script lives in the test. Save the
+            program without it ...
         """
         raise TypeError(
             "a ScriptedLM is not saved: its script lives in the test. Save the program without it "
@@ -180,7 +182,8 @@ class ScriptedCall:
 
     Example:
         >>> with ScriptedLM([{"answer": "Paris"}]) as lm:
-        ...     _ = dspy.Predict("question -> answer")(question="Capital of France?")
+        ...     _ = dspy.Predict("question -> answer")(
+        ...         question="Capital of France?")
         >>> lm.calls[0].prompt.asks, lm.calls[0].messages[-1]["role"]
         (('answer',), 'user')
     """
