@@ -240,6 +240,11 @@ class Graph:
         """Add one node that runs another once per item of a list, and commits all results once, in the order of the
         items.
 
+        Whether a map with `failures` completes depends on its items alone, not on the order in which they end; an empty
+        list is a success. Errors that every layer lets pass fail it at once, a question of an item suspends it, and an
+        error edge takes its `MapError`, which repeats the text of an item. On a thread each item that has succeeded is
+        kept: a resume calls only the others, those that failed before the map has committed too.
+
         Args:
             name: name of the node.
             node: what runs for each item, a function, module or graph. Its result is the value that it returns; of a
@@ -525,15 +530,26 @@ class Graph:
 
         The failed node commits nothing but the failure, and the branch goes on at the handler. The edge takes what the
         node raised, also while its output was validated or condensed. It does not take errors of the node's routers or
-        of the join before it, nor those that every layer lets pass, such as `GraphError`, `LimitError` and
-        `StoreError`. Of several error edges of a node, the first one that takes the exception counts.
+        of the join before it, nor those that every layer lets pass: `GraphError`, `RouteError`, `LimitError`,
+        `RunStoppedError`, `StoreError`, `ThreadError`, `AttemptError`, `BrokenExecutor`, and a group with one of them.
+        Of several error edges of a node, the first one that takes the exception counts, in the order of declaration.
+
+        Joins wait for a branch that may still fail into them. After a failure in a fork the other branches go on, and
+        the node where they join runs without the failed branch, in parallel to a handler that leads elsewhere; if both
+        write one field, `compile()` refuses the graph: lead the handler to that node, or say what wins by
+        `merge={"reply": prefer("apologize")}`. Failed branches of a `Send` join at the handler, which runs once, with
+        all failures. An edge that leads back makes a loop, which only `max_steps` or a budget ends.
+
+        Posts of the failed node to live fields stay. Its predictor calls are no steps of the trace; their tokens
+        count. On a thread the failure is written before the handler starts, so a resume does not call the node again.
 
         Args:
             source: the node, or a list of nodes.
             target: the node that handles the failure; `END` ends the branch.
             on: what it takes: an exception type, a predicate `error -> bool`, or a tuple of both.
             into: the field that gets the `dspyer.Failure`, of type `Failure | None`, or a list of failures with the
-                reducer `append`; None for none.
+                reducer `append`, as sources need that may fail in parallel; None for none. It counts as a field that
+                the source writes.
 
         Returns:
             The graph itself, changed.
