@@ -241,13 +241,6 @@ class NodeTimeoutError(DspyerError, TimeoutError):
 
     Raise the `timeout`, add `retry=`, or give the client that the node calls a shorter timeout.
 
-    Async code is cancelled, and its `finally` blocks run. A graph is stopped, and keeps what it has committed. Sync
-    code is left running in a daemon thread: its `ctx` raises `AttemptOverError`, its next LM call ends it, what it
-    returns is dropped, and it keeps neither the run nor the process alive. An effect in progress happens all the same,
-    and is not recorded. Such a node is not retried by default, since two calls of it would run at once; name the
-    error where that does no harm: `Retry(3, on=(is_transient, NodeTimeoutError))`. A sync node with a timeout runs in a
-    thread of its own, so it opens itself what belongs to a thread, such as an SQLite connection.
-
     Attributes:
         left_running: whether the attempt still runs in its thread: a sync function cannot be ended.
     """

@@ -171,7 +171,11 @@ class Graph:
             retry: which failed attempts are followed by another one: `Retry(...)`, or the most attempts, the first
                 included; None for none. By default the policy of `compile(retry=)`, which a graph as a node ignores.
             timeout: the seconds of one attempt, None for no limit. One that takes longer fails with `NodeTimeoutError`:
-                async code is cancelled; sync code is left running in its thread, and nothing of it counts any more.
+                async code is cancelled; a graph is stopped, and keeps what it has committed; sync code is left running
+                in a daemon thread, and nothing of it counts any more. Its `ctx` raises `AttemptOverError`, its next LM
+                call ends it, and an effect in progress happens all the same. It is not retried by default, since two
+                calls of it would run at once: `Retry(3, on=(is_transient, NodeTimeoutError))` does. A sync node with a
+                timeout opens itself what belongs to a thread, such as an SQLite connection.
             cache: True or a `Cache` for a pure function, one whose patch depends on what it reads alone: its results
                 are kept on disk, and a call that reads the same again is not made (`commit.cached`).
             layers: what else surrounds its calls, `dspyer.extend.Layer`s, the first one outermost in its place.

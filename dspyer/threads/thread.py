@@ -798,10 +798,6 @@ class Thread:
         What it has committed stays; it commits nothing more. In its process nothing new starts, and async nodes are
         cancelled, once it finds out: at its next commit, or when it renews its lease (every 10 s).
 
-        A run of your own process is also stopped by closing its stream, cancelling its task, or Ctrl-C: then sync nodes
-        are finished and committed first. Ctrl-C raises `KeyboardInterrupt` once, from `run()`, when the end of the run
-        is written; pressed again, it is raised at once. It needs Python's own handler of SIGINT.
-
         Raises:
             ThreadError: if no run works on the thread.
             StoreError: if the store fails.
