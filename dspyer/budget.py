@@ -21,7 +21,7 @@ _COUNTS = ("tokens", "requests", "node_calls")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Budget:
-    """The limits of a run. When one is reached, the run is stopped, and `t.resume()` can continue it.
+    """The limits of a run. When one is reached, the run is stopped, and `thread.resume()` can continue it.
 
     The limits are checked before each node and before each request to a language model. Requests in progress are
     finished, and so are the nodes that ask for no further one, so more may be spent than the limit: at most what was in
@@ -45,8 +45,10 @@ class Budget:
 
     Example:
         >>> from dspyer import END, START, Graph
-        >>> graph = Graph().add_node("add", lambda n: {"n": n + 1}, writes=["n"]).add_edge(START, "add")
-        >>> program = graph.add_conditional_edges("add", lambda n: "add", ["add", END]).compile(max_steps=10**9)
+        >>> graph = Graph().add_node("add", lambda n: {"n": n + 1},
+        ...     writes=["n"]).add_edge(START, "add")
+        >>> program = graph.add_conditional_edges("add", lambda n: "add",
+        ...     ["add", END]).compile(max_steps=10**9)
         >>> run = program.run({"n": 0}, budget=Budget(seconds=0.05))
         >>> run.status, run.error.reason[:8]
         ('stopped', 'seconds:')

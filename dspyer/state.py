@@ -30,7 +30,8 @@ class ImmutableState(FrozenDict[str, Any]):
         UnsupportedValueError: a value cannot be protected from later changes, or a key is no string.
 
     Example:
-        >>> state = ImmutableState({"user": {"name": "Ada", "theme": "dark"}, "tags": ["a"]})
+        >>> state = ImmutableState({"user": {"name": "Ada", "theme": "dark"},
+        ...     "tags": ["a"]})
         >>> after = state.apply_patch({"user": {"theme": "light"}, "tags": None})
         >>> after.to_dict()
         {'user': {'name': 'Ada', 'theme': 'light'}}
@@ -191,7 +192,8 @@ class ImmutableState(FrozenDict[str, Any]):
             StateError: the text is no state, or it names an unknown class.
 
         Example:
-            >>> ImmutableState.from_json('{"n": 1, "seen": {"$type": "set", "value": ["a"]}}').to_dict()
+            >>> ImmutableState.from_json(
+            ...     '{"n": 1, "seen": {"$type": "set", "value": ["a"]}}').to_dict()
             {'n': 1, 'seen': {'a'}}
         """
         value = encoding.from_json(text, types)

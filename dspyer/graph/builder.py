@@ -90,7 +90,8 @@ class Graph:
 
     Example:
         >>> graph = Graph()
-        >>> graph = graph.add_node("greet", lambda state: {"greeting": f"Hello {state['name']}"})
+        >>> graph = graph.add_node("greet", lambda state: {
+        ...     "greeting": f"Hello {state['name']}"})
         >>> program = graph.add_path(START, "greet", END).compile()
         >>> program(name="Ada").greeting
         'Hello Ada'
@@ -187,7 +188,8 @@ class Graph:
             TypeError: if a layer is none.
 
         Example:
-            >>> graph = Graph().add_node("double", lambda state: {"n": 2 * state["n"]}, writes=["n"])
+            >>> graph = Graph().add_node("double", lambda state: {"n": 2 * state["n"]},
+            ...     writes=["n"])
             >>> graph.add_path(START, "double", END).compile()(n=21).n
             42
         """
@@ -269,13 +271,16 @@ class Graph:
 
         Example:
             >>> size = lambda doc: {"size": len(doc)}
-            >>> graph = Graph().add_map("measure", size, over="docs", item="doc", into="sizes")
+            >>> graph = Graph().add_map("measure", size, over="docs", item="doc",
+            ...     into="sizes")
             >>> program = graph.add_path(START, "measure", END).compile()
             >>> program(docs=["a", "bcd"]).sizes
             [1, 3]
             >>> number = lambda text: {"number": int(text)}
-            >>> graph = Graph().add_map("read", number, over="texts", item="text", into="numbers", failures="unread")
-            >>> run = graph.add_path(START, "read", END).compile().run({"texts": ["1", "two", "3"]})
+            >>> graph = Graph().add_map("read", number, over="texts", item="text",
+            ...     into="numbers", failures="unread")
+            >>> run = graph.add_path(START, "read", END).compile().run(
+            ...     {"texts": ["1", "two", "3"]})
             >>> list(run.state["numbers"]), run.state["unread"][0].index
             ([1, 3], 1)
         """
@@ -309,7 +314,7 @@ class Graph:
         """Add a node that asks a question outside the program and waits for the answer: no code runs in it.
 
         The run ends with status `interrupted` after its other branches have run as far as they can; no process waits.
-        On a thread `t.resume(answers={name: ...})` continues the run, in any process, and calls no node again.
+        On a thread `thread.resume(answers={name: ...})` continues the run, in any process, and calls no node again.
 
         Args:
             name: name of the node, and key of its question.
@@ -330,8 +335,10 @@ class Graph:
             GraphError: if the name is taken, reserved or no identifier.
 
         Example:
-            >>> graph = Graph().add_interrupt("approve", question="Send {draft}?", answer=bool, into="approved")
-            >>> run = graph.add_path(START, "approve", END).compile().run({"draft": "Dear Ada"})
+            >>> graph = Graph().add_interrupt("approve", question="Send {draft}?",
+            ...     answer=bool, into="approved")
+            >>> run = graph.add_path(START, "approve", END).compile().run(
+            ...     {"draft": "Dear Ada"})
             >>> run.status, run.questions[0].text
             ('interrupted', 'Send Dear Ada?')
         """
@@ -376,7 +383,8 @@ class Graph:
             >>> import dspy
             >>> from dspyer.testing import ScriptedLM
             >>> graph = Graph().add_node("draft", dspy.Predict("question -> answer"))
-            >>> graph = graph.add_check("short", lambda answer: ["too long"] if len(answer) > 3 else [], of="draft")
+            >>> graph = graph.add_check("short", lambda answer: ["too long"]
+            ...     if len(answer) > 3 else [], of="draft")
             >>> program = graph.add_path(START, "draft", END).compile()
             >>> with ScriptedLM([{"answer": "four"}, {"answer": "4"}]):
             ...     run = program.run({"question": "2 + 2?"})
@@ -416,9 +424,12 @@ class Graph:
             ValueError: if the merge policy is unknown.
 
         Example:
-            >>> graph = Graph().add_node("left", lambda: {"side": "l"}).add_node("right", lambda: {"side": "r"})
-            >>> graph = graph.add_edge(START, ["left", "right"]).add_node("judge", lambda side: {"winner": side})
-            >>> graph = graph.add_edge(["left", "right"], "judge", policy="last_write_wins").add_edge("judge", END)
+            >>> graph = Graph().add_node("left", lambda: {"side": "l"}).add_node(
+            ...     "right", lambda: {"side": "r"})
+            >>> graph = graph.add_edge(START, ["left", "right"]).add_node("judge",
+            ...     lambda side: {"winner": side})
+            >>> graph = graph.add_edge(["left", "right"], "judge",
+            ...     policy="last_write_wins").add_edge("judge", END)
             >>> graph.compile()().winner
             'r'
         """
@@ -449,7 +460,8 @@ class Graph:
             GraphError: if there are fewer than two names.
 
         Example:
-            >>> graph = Graph().add_node("first", lambda: {"n": 1}).add_node("second", lambda n: {"n": n + 1})
+            >>> graph = Graph().add_node("first", lambda: {"n": 1}).add_node("second",
+            ...     lambda n: {"n": n + 1})
             >>> graph.add_path(START, "first", "second", END).compile()().n
             2
         """
@@ -488,9 +500,11 @@ class Graph:
         Example:
             >>> def route(score):
             ...     return "done" if score > 2 else "again"
-            >>> graph = Graph().add_node("add", lambda score: {"score": score + 1}, writes=["score"])
+            >>> graph = Graph().add_node("add", lambda score: {"score": score + 1},
+            ...     writes=["score"])
             >>> graph = graph.add_edge(START, "add")
-            >>> graph = graph.add_conditional_edges("add", route, {"again": "add", "done": END})
+            >>> graph = graph.add_conditional_edges("add", route,
+            ...     {"again": "add", "done": END})
             >>> graph.compile()(score=0).score
             3
         """
@@ -529,10 +543,13 @@ class Graph:
                 function.
 
         Example:
-            >>> graph = Graph().add_node("half", lambda n: {"result": 1 / n}, writes=["result"])
-            >>> graph = graph.add_node("excuse", lambda problem: {"result": problem.message}, writes=["result"])
+            >>> graph = Graph().add_node("half", lambda n: {"result": 1 / n},
+            ...     writes=["result"])
+            >>> graph = graph.add_node("excuse", lambda problem: {
+            ...     "result": problem.message}, writes=["result"])
             >>> graph = graph.add_path(START, "half", END).add_edge("excuse", END)
-            >>> graph = graph.add_error_edge("half", "excuse", on=ZeroDivisionError, into="problem")
+            >>> graph = graph.add_error_edge("half", "excuse", on=ZeroDivisionError,
+            ...     into="problem")
             >>> graph.compile()(n=0).result
             'division by zero'
         """
@@ -571,8 +588,13 @@ class Graph:
             redact: what events, logs, errors and exports do not show: patterns of paths (`["user.email", "**.token"]`),
                 or a function of a path and a plain value that returns what is shown. States and stores hold all.
                 A pattern begins with a field of this graph or of a graph inside it, and goes on with parts of its type.
-            record_lm_calls: what a run on a thread records of its LM calls (`t.lm_calls`). `"usage"`: predictor, model,
-                tokens, cost, times. `"full"`: messages and responses, too; with `redact` they are stored and not shown.
+                `notes.*.text` hides a part of each item of a list. What comes after `**` is not checked; any other
+                pattern that can hide nothing is refused. Values that were hidden and have at least 4 characters are
+                replaced in all other texts too, such as messages of exceptions; what a node derives from them, the
+                keys of a hidden mapping and the frames of a traceback are not. Give it to the outermost program:
+                inside another graph it hides values in the events of the inner run alone.
+            record_lm_calls: what a run on a thread records of its LM calls (`thread.lm_calls`). `"usage"`: predictor,
+                model, tokens, cost, times. `"full"`: messages and responses, too; with `redact` these are stored only.
                 `"none"`: nothing. A function gets each `dspyer.events.LMCall` with its texts, and returns what to
                 write, such as `dataclasses.replace(call, messages=None)`, or None for nothing; if it raises, the run
                 fails. Inside another graph it has no effect.
@@ -590,9 +612,11 @@ class Graph:
 
         Example:
             >>> from dspyer import END
-            >>> Graph().add_node("hello", lambda state: {"text": "hi"}).add_edge("hello", END).compile()
+            >>> Graph().add_node("hello", lambda state: {"text": "hi"}).add_edge(
+            ...     "hello", END).compile()
             Traceback (most recent call last):
-            dspyer.errors.GraphError: nothing starts: add an edge from START, for example add_edge(START, 'first')
+            dspyer.errors.GraphError: nothing starts: add an edge from START, for
+            example add_edge(START, 'first')
         """
         from dspyer.runtime.program import make_program
 

@@ -146,7 +146,8 @@ class Retry(Layer):
 
     Example:
         >>> policy = Retry(3, on=ConnectionError)
-        >>> policy.pause(1, ConnectionError()) is None, policy.pause(1, ValueError()) is None
+        >>> (policy.pause(1, ConnectionError()) is None,
+        ...     policy.pause(1, ValueError()) is None)
         (False, True)
     """
 

@@ -115,9 +115,11 @@ def reliable(
         >>> import dspy
         >>> from dspy.utils.exceptions import LMServerError
         >>> from dspyer.testing import ScriptedLM, no_pauses
-        >>> main, backup = ScriptedLM([LMServerError("broken")] * 2), ScriptedLM([{"answer": "Paris"}])
+        >>> main, backup = ScriptedLM([LMServerError("broken")] * 2), ScriptedLM(
+        ...     [{"answer": "Paris"}])
         >>> with no_pauses(), dspy.context(lm=reliable(main, backup, retry=2)):
-        ...     dspy.Predict("question -> answer")(question="Capital of France?").answer
+        ...     dspy.Predict("question -> answer")(
+        ...         question="Capital of France?").answer
         'Paris'
     """
     _check_lms(lms)

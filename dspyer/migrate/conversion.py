@@ -89,7 +89,8 @@ def from_langgraph(
         >>> class State(TypedDict):
         ...     name: str
         ...     text: str
-        >>> old = StateGraph(State).add_node("greet", lambda state: {"text": f"Hello {state['name']}"})
+        >>> old = StateGraph(State).add_node("greet",
+        ...     lambda state: {"text": f"Hello {state['name']}"})
         >>> old = old.add_edge("__start__", "greet")
         >>> from_langgraph(old).compile()(name="Ada").text
         'Hello Ada'
@@ -130,7 +131,8 @@ def explain_langgraph(graph: Any) -> LangGraphReport:
         >>> class State(TypedDict):
         ...     name: str
         ...     text: str
-        >>> old = StateGraph(State).add_node("greet", lambda state: {"text": f"Hello {state['name']}"})
+        >>> old = StateGraph(State).add_node("greet",
+        ...     lambda state: {"text": f"Hello {state['name']}"})
         >>> print(explain_langgraph(old.add_edge("__start__", "greet")))
         This graph can be converted: from_langgraph(graph).
         <BLANKLINE>

@@ -53,12 +53,13 @@ class Cache:
         ...     return {"hits": [query.upper()]}
         >>> with tempfile.TemporaryDirectory() as folder:
         ...     cache = Cache(ttl=3600, version="index-7", folder=folder)
-        ...     graph = Graph().add_node("search", search, writes=["hits"], cache=cache)
+        ...     graph = Graph().add_node("search", search, writes=["hits"],
+        ...         cache=cache)
         ...     program = graph.add_path(START, "search", END).compile()
-        ...     runs = [program.run({"query": "tides"}) for _ in range(2)]
+        ...     runs = [program.run({"query": "rates"}) for _ in range(2)]
         searching
         >>> [(run.state["hits"][0], run.commits[-1].cached) for run in runs]
-        [('TIDES', False), ('TIDES', True)]
+        [('RATES', False), ('RATES', True)]
     """
 
     ttl: float | None = None
