@@ -422,7 +422,11 @@ class Thread:
 
     @property
     def cost(self) -> float | None:
-        """US dollars that all runs have cost, as `usage`; None if a price is not known."""
+        """US dollars that all runs have cost, as `usage`; None if a price is not known.
+
+        It has the runs of all processes, of one that was killed the LM calls of finished nodes and items. What
+        `rerun` has replaced is not in it.
+        """
         return total_cost(self.usage)
 
     def lm_calls(self, commit: int | str) -> tuple[LMCall, ...]:
