@@ -229,7 +229,7 @@ FEWER: dict[str, dict[str, Any]] = {
 
 
 DEAR = {"batch.py", "batch_dask.py", "corrections.py", "fleet.py", "from_langgraph.py", "optimize.py", "scans.py"}
-DEAR |= {"search.py", "tune.py"}
+DEAR |= {"home.py", "search.py", "tune.py"}
 RUNS = [
     pytest.param(name, marks=[pytest.mark.slow("many runs, processes or an optimizer")] * (name in DEAR))
     for name in SHOWN

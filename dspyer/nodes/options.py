@@ -44,7 +44,7 @@ class Cache:
 
     Modules, graphs, and functions with modules, `ctx`, the whole state or a resource are refused when the graph is
     compiled, as is a `Command` with targets. A result without a JSON form is committed and not kept, and a warning says
-    why; failures are never kept. A hit is validated, folded, checked and routed like a result, and retries are inside of
+    why; failures are never kept. A hit is validated, folded, checked and routed like a result; retries are inside of
     the cache. Equal calls at the same time wait for one in this process, as long as it takes: give a node that could
     hang a `timeout`. Two processes may both make it. A damaged or full folder costs calls and a warning. A folder holds
     1 GiB; then the oldest entries go. Entries are not encrypted.
