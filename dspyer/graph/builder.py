@@ -171,7 +171,11 @@ class Graph:
             retry: which failed attempts are followed by another one: `Retry(...)`, or the most attempts, the first
                 included; None for none. By default the policy of `compile(retry=)`, which a graph as a node ignores.
             timeout: the seconds of one attempt, None for no limit. One that takes longer fails with `NodeTimeoutError`:
-                async code is cancelled; sync code is left running in its thread, and nothing of it counts any more.
+                async code is cancelled; a graph is stopped, and keeps what it has committed; sync code is left running
+                in a daemon thread, and nothing of it counts any more. Its `ctx` raises `AttemptOverError`, its next LM
+                call ends it, and an effect in progress happens all the same. It is not retried by default, since two
+                calls of it would run at once: `Retry(3, on=(is_transient, NodeTimeoutError))` does. A sync node with a
+                timeout opens itself what belongs to a thread, such as an SQLite connection.
             cache: True or a `Cache` for a pure function, one whose patch depends on what it reads alone: its results
                 are kept on disk, and a call that reads the same again is not made (`commit.cached`).
             layers: what else surrounds its calls, `dspyer.extend.Layer`s, the first one outermost in its place.
@@ -239,6 +243,11 @@ class Graph:
     ) -> Graph:
         """Add one node that runs another once per item of a list, and commits all results once, in the order of the
         items.
+
+        Whether a map with `failures` completes depends on its items alone, not on the order in which they end; an empty
+        list is a success. Errors that every layer lets pass fail it at once, a question of an item suspends it, and an
+        error edge takes its `MapError`, which repeats the text of an item. On a thread each item that has succeeded is
+        kept: a resume calls only the others, those that failed before the map has committed too.
 
         Args:
             name: name of the node.
@@ -525,15 +534,26 @@ class Graph:
 
         The failed node commits nothing but the failure, and the branch goes on at the handler. The edge takes what the
         node raised, also while its output was validated or condensed. It does not take errors of the node's routers or
-        of the join before it, nor those that every layer lets pass, such as `GraphError`, `LimitError` and
-        `StoreError`. Of several error edges of a node, the first one that takes the exception counts.
+        of the join before it, nor those that every layer lets pass: `GraphError`, `RouteError`, `LimitError`,
+        `RunStoppedError`, `StoreError`, `ThreadError`, `AttemptError`, `BrokenExecutor`, and a group with one of them.
+        Of several error edges of a node, the first one that takes the exception counts, in the order of declaration.
+
+        Joins wait for a branch that may still fail into them. After a failure in a fork the other branches go on, and
+        the node where they join runs without the failed branch, in parallel to a handler that leads elsewhere; if both
+        write one field, `compile()` refuses the graph: lead the handler to that node, or say what wins by
+        `merge={"reply": prefer("apologize")}`. Failed branches of a `Send` join at the handler, which runs once, with
+        all failures. An edge that leads back makes a loop, which only `max_steps` or a budget ends.
+
+        Posts of the failed node to live fields stay. Its predictor calls are no steps of the trace; their tokens
+        count. On a thread the failure is written before the handler starts, so a resume does not call the node again.
 
         Args:
             source: the node, or a list of nodes.
             target: the node that handles the failure; `END` ends the branch.
             on: what it takes: an exception type, a predicate `error -> bool`, or a tuple of both.
             into: the field that gets the `dspyer.Failure`, of type `Failure | None`, or a list of failures with the
-                reducer `append`; None for none.
+                reducer `append`, as sources need that may fail in parallel; None for none. It counts as a field that
+                the source writes.
 
         Returns:
             The graph itself, changed.
