@@ -66,7 +66,9 @@ class Graph:
 
     Args:
         schema: a pydantic model of the state: its fields, their types, defaults and reducers. None for a state with any
-            keys.
+            keys. A patch may be a pydantic model, with the effect of its `model_dump()`: defaults that were not set
+            are written too, but that of a field with a reducer is no update, and of an instance of the schema only what
+            was set counts. Without a schema a `None` of a model is stored, and one of a dict deletes the key.
         name: name of the graph, by default that of the schema.
         inputs: the fields that a run is given. By default those that no node declares to write, without a schema those
             that the nodes read.
@@ -256,7 +258,7 @@ class Graph:
                 item that raises ends the run.
             over: the field with the items.
             item: the name under which `node` gets one item.
-            into: the field that gets the list of results.
+            into: the field that gets the list of results. The first one that does not fit it stops the map.
             failures: the field that gets a `dspyer.Failure` for each item that failed, with the `index` of the item.
                 All items run then, and `into` gets the results of those that succeeded.
             min_success: with `failures`, the share of the items that must succeed, from 0 to 1; at least one must.
