@@ -169,15 +169,7 @@ SHOWN = {
         'completed {"limit": 50}',
         'failed RefusedError("passwords are nobody\'s business")',
     ],
-    "batch.py": [
-        " of 90\n",  # with what was in flight at the limit: up to 16 more
-        "completed: 196 documents were read, 4 were not",
-        "  document 127: LMInvalidRequestError",
-        "read       1    200     98.0 %   2.0 %",
-        "read: 4 x LMInvalidRequestError",
-        "requests: 196 answered, ",
-        "0 documents were read twice",
-    ],
+    "batch_peps.py": ["0.0204 USD, 0.000068 each"],
     "scans.py": [
         "The first pool loses a process: the run has failed, BrokenProcessPool",
         "The second pool: the run has completed",
@@ -228,7 +220,7 @@ FEWER: dict[str, dict[str, Any]] = {
 """Constants of examples that take long: fewer held-out tickets show the gain of an optimizer too."""
 
 
-DEAR = {"batch.py", "batch_dask.py", "corrections.py", "fleet.py", "from_langgraph.py", "optimize.py", "scans.py"}
+DEAR = {"batch_dask.py", "batch_peps.py", "corrections.py", "fleet.py", "from_langgraph.py", "optimize.py", "scans.py"}
 DEAR |= {"home.py", "search.py", "tune.py"}
 RUNS = [
     pytest.param(name, marks=[pytest.mark.slow("many runs, processes or an optimizer")] * (name in DEAR))
