@@ -50,6 +50,10 @@ SHOWN = {
         "  optimize.GEPA ",
         "predictor  right given right inputs  selected  kept",
     ],
+    "documents.py": [
+        "START -> understand -> retrieve -> answer -> quoted -> answer_fix -> quoted",
+        "Which operator multiplies two matrices?",
+    ],
     "corrections.py": [
         "40 mails in the archive; people have corrected categories in 37, urgency in 37",
         "Where the desk loses: goal `queue`: 1 of 40 right",
@@ -234,7 +238,7 @@ FEWER: dict[str, dict[str, Any]] = {
 
 
 DEAR = {"batch.py", "batch_dask.py", "coming_over.py", "corrections.py", "fleet.py", "optimize.py", "scans.py"}
-DEAR |= {"search.py", "tune.py"}
+DEAR |= {"documents.py", "search.py", "tune.py"}
 RUNS = [
     pytest.param(name, marks=[pytest.mark.slow("many runs, processes or an optimizer")] * (name in DEAR))
     for name in SHOWN
