@@ -20,7 +20,7 @@
     ├── RouteError (ValueError)             a router or `goto`: an unknown target, or none
     ├── LimitError (RuntimeError)           a run exceeded a limit
     │   └── StepLimitError                      the longest chain of commits passed `max_steps`
-    ├── RunStoppedError                     the caller: `t.stop()`, a closed stream, a cancelled task, Ctrl-C
+    ├── RunStoppedError                     the caller: `thread.stop()`, a closed stream, a cancelled task, Ctrl-C
     │   └── BudgetError                         the run reached a limit of its budget
     ├── Interrupted                         not a fault: the run waits for answers to its questions
     ├── StoreError                          a store that fails, or data in it that cannot be read
@@ -143,6 +143,8 @@ class DspyerError(Exception):
 class GraphError(DspyerError, ValueError):
     """The graph cannot be compiled.
 
+    Each problem of its text says what to change in the graph; nothing has run.
+
     Attributes:
         problems: all problems that were found, each with its fix.
     """
@@ -156,7 +158,10 @@ class GraphError(DspyerError, ValueError):
 
 
 class InputError(DspyerError, ValueError):
-    """An input of a run is missing, unknown or invalid."""
+    """An input of a run is missing, unknown or invalid.
+
+    Correct the input that the text names, and call again; nothing was stored.
+    """
 
 
 class StateError(DspyerError):
@@ -164,19 +169,31 @@ class StateError(DspyerError):
 
 
 class UnsupportedValueError(StateError, TypeError):
-    """A state cannot protect the value from later changes."""
+    """A state cannot protect the value from later changes.
+
+    Return plain data or a pydantic model, or register the type: `dspyer.register_value_type`.
+    """
 
 
 class PatchError(StateError, TypeError):
-    """The patch is not a mapping, or is nested too deep."""
+    """The patch is not a mapping, or is nested too deep.
+
+    Return a dict of field names and values, or None, from the node.
+    """
 
 
 class ImmutableError(StateError, TypeError):
-    """A state, or a value read from one, cannot be changed in place."""
+    """A state, or a value read from one, cannot be changed in place.
+
+    Return the changed value in a patch, or copy it first: `list(value)`, `dict(value)`.
+    """
 
 
 class UnsetFieldError(StateError, KeyError):
-    """The field has no value yet: no input and no node has written it."""
+    """The field has no value yet: no input and no node has written it.
+
+    Give the field a default in the schema, pass it as an input, or read it with `state.get(name)`.
+    """
 
     def __str__(self) -> str:  # KeyError would show the repr of the text
         return str(self.args[0]) if self.args else ""
@@ -184,6 +201,8 @@ class UnsetFieldError(StateError, KeyError):
 
 class LMCallError(StateError):
     """The function of `record_lm_calls=` has raised, or has returned what cannot be written.
+
+    Correct the function; the run can then be resumed.
 
     Its text is stored as that of a failure, so it has nothing of the text of the cause, which may be that of a prompt.
 
@@ -208,6 +227,8 @@ class LMCallError(StateError):
 class NodeOutputError(DspyerError, ValueError):
     """The output of a node cannot be committed.
 
+    Correct what the node returns, or declare the field in the schema or in `writes=`.
+
     Attributes:
         of_module: whether a module gave the output: a language model may give another one when it is asked again.
     """
@@ -218,6 +239,8 @@ class NodeOutputError(DspyerError, ValueError):
 class NodeTimeoutError(DspyerError, TimeoutError):
     """An attempt of a node took longer than its `timeout`.
 
+    Raise the `timeout`, add `retry=`, or give the client that the node calls a shorter timeout.
+
     Attributes:
         left_running: whether the attempt still runs in its thread: a sync function cannot be ended.
     """
@@ -227,6 +250,8 @@ class NodeTimeoutError(DspyerError, TimeoutError):
 
 class MapError(DspyerError):
     """Too many items of a map failed.
+
+    Read `failures` for the causes. `failures=` and `min_success=` of the map say how many may fail.
 
     Attributes:
         failures: a `dspyer.Failure` for each item that failed, in item order.
@@ -240,6 +265,8 @@ class MapError(DspyerError):
 class SearchError(DspyerError):
     """Every trial of a search failed. The first error is its cause, in the process in which that was raised.
 
+    Read `failures` for the causes: often one wrong node or key.
+
     Attributes:
         failures: a `dspyer.Failure` for each trial, in the order of the trials.
     """
@@ -252,6 +279,8 @@ class SearchError(DspyerError):
 class CheckError(DspyerError, ValueError):
     """A check still finds problems after the last correction.
 
+    Read `problems`. More corrections, a better fix, or an error edge go into `add_check`.
+
     Attributes:
         problems: the problems, one text each.
     """
@@ -263,6 +292,8 @@ class CheckError(DspyerError, ValueError):
 
 class AgentError(DspyerError):
     """An agent gave no final output. The cause is what its last response raised, if it raised anything.
+
+    Read `reason`: raise `max_turns`, shorten tool results, or correct what the model was told.
 
     Attributes:
         reason: why no ordinary turn followed: `"max_turns"`, `"parse_error"`, `"empty_tool_calls"` or
@@ -279,6 +310,8 @@ class AgentError(DspyerError):
 class MergeConflictError(DspyerError, ValueError):
     """Two sides of a merge changed one path, and its policy is `"raise"`.
 
+    Let one side write the path, give the field a reducer, or choose a policy for the path.
+
     Attributes:
         path: the path of the conflict, a tuple of keys.
         writers: the authors of the two values, the left one first.
@@ -291,23 +324,38 @@ class MergeConflictError(DspyerError, ValueError):
 
 
 class AttemptError(DspyerError, ValueError):
-    """A node used a key of `ctx.once` or `ctx.interrupt` twice, or differently than in an earlier attempt."""
+    """A node used a key of `ctx.once` or `ctx.interrupt` twice, or differently than in an earlier attempt.
+
+    Give each question and each effect of a node a key of its own, and ask the same in each attempt.
+    """
 
 
 class AttemptOverError(AttemptError):
-    """An attempt used its `ctx` after it had timed out, or while the next one works: nothing of it counts any more."""
+    """An attempt used its `ctx` after it had timed out, or while the next one works: nothing of it counts any more.
+
+    Let the node end when it is told that its attempt is over; its result is ignored.
+    """
 
 
 class AnswerError(InputError, AttemptError):
-    """The node that asks refuses the answer: no retry or error edge takes this, and the question is open again."""
+    """The node that asks refuses the answer: no retry or error edge takes this, and the question is open again.
+
+    Answer again: the text says what was wrong with the answer.
+    """
 
 
 class QuestionExpired(AnswerError):  # noqa: N818 - as `Interrupted`: named after what has happened to the question
-    """A question has expired without a default, or its answer comes too late. An error edge may take it, no retry."""
+    """A question has expired without a default, or its answer comes too late. An error edge may take it, no retry.
+
+    Give the question a `default=`, or take the error by an error edge.
+    """
 
 
 class RouteError(DspyerError, ValueError):
-    """A router or a `goto` named something that is not a target of its node."""
+    """A router or a `goto` named something that is not a target of its node.
+
+    Return one of the targets that the text names, or declare the target.
+    """
 
 
 class ExecutorLost(BaseException):  # it says what happened to the executor, not what a run did wrong
@@ -321,6 +369,8 @@ class ExecutorLost(BaseException):  # it says what happened to the executor, not
 class LimitError(DspyerError, RuntimeError):
     """A run exceeded a limit.
 
+    Look for a loop that does not end; if the work is as long as that, raise the limit.
+
     Attributes:
         calls: number of calls by node.
     """
@@ -331,17 +381,23 @@ class LimitError(DspyerError, RuntimeError):
 
 
 class StepLimitError(LimitError):
-    """The longest chain of commits passed `max_steps`."""
+    """The longest chain of commits passed `max_steps`.
+
+    Look for a loop that does not end, or raise `max_steps`; `thread.resume()` continues the run.
+    """
 
 
 class ScriptError(DspyerError, AssertionError):
-    """A `dspyer.testing.ScriptedLM` got a call that is not in its script, or fewer calls than the script has."""
+    """A `dspyer.testing.ScriptedLM` got a call that is not in its script, or fewer calls than the script has.
+
+    Compare the prompt in the text with the script of the test.
+    """
 
 
 class RunStoppedError(DspyerError):
-    """A run was stopped before its end: by a budget, `t.stop()`, a closed stream, a cancelled task or Ctrl-C.
+    """A run was stopped before its end: by a budget, `thread.stop()`, a closed stream, a cancelled task or Ctrl-C.
 
-    Its commits are kept. On a thread, `t.resume()` continues the run.
+    Its commits are kept. On a thread, `thread.resume()` continues the run.
 
     Attributes:
         reason: what stopped it.
@@ -361,6 +417,8 @@ class RunStoppedError(DspyerError):
 
 class BudgetError(RunStoppedError):
     """A run reached a limit of its `Budget`.
+
+    `thread.resume(budget=...)` continues the run with a new budget.
 
     Attributes:
         reason: the limit and what was spent, as text.
@@ -394,6 +452,8 @@ class Interrupt(BaseException):
 
 class Interrupted(DspyerError):  # noqa: N818 - named after the status "interrupted": waiting for an answer is not a fault
     """The run waits for answers to its questions and has no result yet.
+
+    `thread.resume(answers)` gives the answers and continues the run.
 
     Attributes:
         questions: the questions without an answer, as `dspyer.events.Question`.
@@ -440,15 +500,24 @@ class Interrupted(DspyerError):  # noqa: N818 - named after the status "interrup
 
 
 class StoreError(DspyerError):
-    """A store failed, or holds data that cannot be read. The cause is the exception of the store."""
+    """A store failed, or holds data that cannot be read. The cause is the exception of the store.
+
+    The text says whether the disk, the server or a row is at fault. What was committed before is kept.
+    """
 
 
 class ThreadError(DspyerError):
-    """The operation is not valid in the thread's current state."""
+    """The operation is not valid in the thread's current state.
+
+    The text names the method that is valid now.
+    """
 
 
 class ConcurrentRunError(ThreadError):
-    """Another run owns the thread, or has taken over its ownership."""
+    """Another run owns the thread, or has taken over its ownership.
+
+    Wait for the other run, or try again later; nothing was written.
+    """
 
 
 class OpenRunError(ThreadError):
@@ -464,11 +533,16 @@ class OpenRunError(ThreadError):
 
 
 class DSPyVersionError(DspyerError, ImportError):
-    """The installed version of DSPy lacks something that dspyer needs: the text names it and both versions."""
+    """The installed version of DSPy lacks something that dspyer needs: the text names it and both versions.
+
+    Install a version of DSPy that the text names.
+    """
 
 
 class ChangedGraphError(ThreadError):
     """The thread has an unfinished run, or values, of an earlier version of the graph that does not fit this one.
+
+    Deploy the former graph to finish the run, or pass `resume(allow_changed_graph=True)` or `thread(migrate=)`.
 
     Attributes:
         changes: the differences, one sentence each.
@@ -520,7 +594,8 @@ def public(error: BaseException) -> PublicError:
         Its code, the status of an HTTP response, and a message.
 
     Example:
-        >>> public(InputError("unknown input 'qestion'")).code, public(ValueError("card 4242 was refused")).message
+        >>> (public(InputError("unknown input 'qestion'")).code,
+        ...     public(ValueError("card 4242 was refused")).message)
         ('invalid', 'The request has failed. The log of the server says why.')
     """
     code = _public_code(error)
@@ -568,7 +643,8 @@ def always_raised(error: BaseException) -> bool:
     """Return whether an exception, or a part of a group, passes every retry and error edge: no attempt can mend it.
 
     Example:
-        >>> always_raised(StoreError("the disk is full")), always_raised(TimeoutError())
+        >>> (always_raised(StoreError("the disk is full")),
+        ...     always_raised(TimeoutError()))
         (True, False)
     """
     if isinstance(error, BaseExceptionGroup):
@@ -583,7 +659,8 @@ def is_lost_work(error: BaseException) -> bool:
 
     Example:
         >>> from concurrent.futures import BrokenExecutor
-        >>> is_lost_work(BrokenExecutor("a worker was killed")), is_lost_work(ValueError("odd"))
+        >>> (is_lost_work(BrokenExecutor("a worker was killed")),
+        ...     is_lost_work(ValueError("odd")))
         (True, False)
     """
     refused = isinstance(error, RuntimeError) and error_text(error).startswith(_REFUSED)
@@ -594,7 +671,8 @@ def is_always_raised(kind: type[BaseException]) -> bool:
     """Return whether every exception of a class is one that `always_raised` names.
 
     Example:
-        >>> [is_always_raised(kind) for kind in (StoreError, KeyboardInterrupt, BaseException, BaseExceptionGroup)]
+        >>> [is_always_raised(kind) for kind in (StoreError, KeyboardInterrupt,
+        ...     BaseException, BaseExceptionGroup)]
         [True, True, False, False]
     """
     # After a question that has expired no code is wrong, and another node may go on.
@@ -648,7 +726,8 @@ def needs_new_response(error: BaseException) -> bool:
     succeeded is not paid twice.
 
     Example:
-        >>> needs_new_response(ValueError("the summary is too long")), needs_new_response(TimeoutError())
+        >>> (needs_new_response(ValueError("the summary is too long")),
+        ...     needs_new_response(TimeoutError()))
         (True, False)
     """
     if isinstance(error, BaseExceptionGroup):
@@ -706,7 +785,8 @@ def short_error(error: BaseException, *, step: str = "", action: str = "", limit
 
     Example:
         >>> short_error(TimeoutError("no answer after 5 s"), step="search the web")
-        'step: search the web; error: TimeoutError: no answer after 5 s; action: try again, or continue without it'
+        'step: search the web; error: TimeoutError: no answer after 5 s; action: try
+        again, or continue without it'
     """
     while isinstance(error, BaseExceptionGroup) and len(error.exceptions) == 1:
         error = error.exceptions[0]

@@ -143,7 +143,8 @@ class AskedCall(JsonRecord):
         """Return the call as its question shows it, whole: what is not shown is not approved.
 
         Example:
-            >>> AskedCall("mail", {"to": "Ada", "text": "At 9:40."}, "call_0_0", {}).text()
+            >>> AskedCall("mail", {"to": "Ada", "text": "At 9:40."}, "call_0_0",
+            ...     {}).text()
             "mail(to='Ada', text='At 9:40.')?"
         """
         return f"{self.name}({', '.join(f'{key}={value!r}' for key, value in self.args.items())})?"
@@ -410,7 +411,8 @@ def path_of_event(event: Event) -> tuple[str, ...]:
     """Return the ids of the executions that an event belongs to, the outermost first; empty if it says none.
 
     Example:
-        >>> path_of_event(Doing("read", (), "trunk:2", "reading", scope=("trunk:1",)))
+        >>> path_of_event(Doing("read", (), "trunk:2", "reading",
+        ...     scope=("trunk:1",)))
         ('trunk:1', 'trunk:2')
     """
     execution = event.commit.id if isinstance(event, Committed) else getattr(event, "execution", "")

@@ -35,7 +35,8 @@ class Failure(BaseModel):
         traceback: as Python prints it; only in `thread.failures`, empty elsewhere.
 
     Example:
-        >>> print(Failure(node="read", execution="trunk:2[7]", type="TimeoutError", message="no answer", index=7))
+        >>> print(Failure(node="read", execution="trunk:2[7]", type="TimeoutError",
+        ...     message="no answer", index=7))
         read[7] (execution trunk:2[7], attempt 1): TimeoutError: no answer
     """
 

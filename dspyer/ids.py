@@ -79,7 +79,8 @@ class Address:
 
     Example:
         >>> Address.parse("a/b.1/trunk:2[0]/1.0:3[route]")
-        Address(run='a/b.1', scope=('trunk:2[0]',), path=(1, 0), index=3, part='[route]')
+        Address(run='a/b.1', scope=('trunk:2[0]',), path=(1, 0), index=3,
+        part='[route]')
     """
 
     run: str = ""
@@ -203,7 +204,8 @@ def outermost_execution(execution: str) -> str:
     """The id of the execution in the run's own graph that contains another one, or is it.
 
     Example:
-        >>> outermost_execution("trunk:2[0]/trunk:1"), outermost_execution("t-42.1/trunk:2[0]")
+        >>> (outermost_execution("trunk:2[0]/trunk:1"),
+        ...     outermost_execution("t-42.1/trunk:2[0]"))
         ('trunk:2', 't-42.1/trunk:2')
     """
     if "/" not in execution:
@@ -216,7 +218,8 @@ def path_of_id(execution: str) -> tuple[int, ...]:
     """The branch path in an id: that of the execution in the run's own graph; `()` for `""`.
 
     Example:
-        >>> path_of_id("1.0:2"), path_of_id("1.0:2[0]/trunk:1"), path_of_id("trunk:3")
+        >>> (path_of_id("1.0:2"), path_of_id("1.0:2[0]/trunk:1"),
+        ...     path_of_id("trunk:3"))
         ((1, 0), (1, 0), ())
     """
     return Address.parse(outermost_execution(execution)).path
@@ -236,7 +239,8 @@ def is_within(execution: str, outer: str) -> bool:
     """Return whether an execution is another one, or a part of it.
 
     Example:
-        >>> is_within("trunk:2[0]/trunk:1", "trunk:2"), is_within("trunk:21", "trunk:2")
+        >>> (is_within("trunk:2[0]/trunk:1", "trunk:2"),
+        ...     is_within("trunk:21", "trunk:2"))
         (True, False)
     """
     return execution == outer or execution.startswith((f"{outer}/", f"{outer}["))

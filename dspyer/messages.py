@@ -29,8 +29,19 @@ Messages = Annotated[list[dict[str, Any]], reducers.conversation]
 """The type of a field that holds a conversation: `messages: Messages = []`. Runs only add to it.
 
 A node adds one message or a list of them; each gets an `id`. It can neither change nor remove a message: a different
-message with its `id` is refused. A person can, by `thread.update`. System messages are refused too: instructions belong
-in the signature of the node that calls the model.
+message with its `id` is refused, and the same one again is no change. A person can, by `thread.update`. System
+messages are refused too: instructions belong in the signature of the node that calls the model. At a join, messages
+are added in branch order. Half of a surrogate pair in a text becomes U+FFFD. Tool calls need an `id`, a name, and a
+JSON object as the text of their arguments.
+
+A module node adds its turn: its `name`, the answer as text in `content`, and under `turn` the outputs, and the inputs
+as it got them. Inputs that would repeat the conversation are left out: a `dspy.History`, the whole field, a view of
+it without `new`, `last` or `fit`, and a template with the field in it. A `ReAct` adds its calls and results before. A
+turn in the inputs of a run is one of the node that it names, so a subgraph has its earlier turns when it runs again.
+
+A `dspy.History` holds the node's own turns alone, each with a value for every output: `compile()` refuses a view of
+other nodes for it, `dspy.History | None`, two histories, one without a view, and one for a `ReAct`. It is a copy,
+part of the inputs in DSPy's trace and in demonstrations.
 """
 
 # --- chat dicts
@@ -67,7 +78,8 @@ def from_chat(messages: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
         NodeOutputError: if a dict is no chat message.
 
     Example:
-        >>> from_chat([{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Hi"}])
+        >>> from_chat([{"role": "system", "content": "Be brief."},
+        ...     {"role": "user", "content": "Hi"}])
         [{'role': 'user', 'content': 'Hi'}]
     """
     found = [dict(message) for message in messages if message.get("role") not in ("system", "developer")]
@@ -144,7 +156,8 @@ def places_of_results(messages: Iterable[tuple[Collection[str], str | None]]) ->
     have calls with the same id, a result belongs to the last one before it.
 
     Example:
-        >>> places_of_results([(["a", "b"], None), ([], "b"), (["b"], None), ([], "b")])
+        >>> places_of_results([(["a", "b"], None), ([], "b"), (["b"], None),
+        ...     ([], "b")])
         {0: {'b': 1}, 2: {'b': 3}}
     """
     callers: dict[str, int] = {}
@@ -211,7 +224,8 @@ def text_by_name(values: Mapping[str, Any]) -> str:
     r"""Values as a text: a single one by itself, several in a line each, with their names.
 
     Example:
-        >>> text_by_name({"question": "Why?"}), text_by_name({"question": "Why?", "year": 1})
+        >>> (text_by_name({"question": "Why?"}),
+        ...     text_by_name({"question": "Why?", "year": 1}))
         ('Why?', 'question: Why?\nyear: 1')
     """
     texts = {name: text_of(value) for name, value in values.items()}
@@ -233,7 +247,8 @@ def turn_message(
     `asked` are the inputs that the conversation does not show otherwise.
 
     Example:
-        >>> turn_message("answer", {"question": "Why?"}, {"reasoning": "...", "answer": "The moon."})["content"]
+        >>> turn_message("answer", {"question": "Why?"},
+        ...     {"reasoning": "...", "answer": "The moon."})["content"]
         'The moon.'
     """
     text = text_by_name({name: value for name, value in outputs.items() if name != "reasoning"})
@@ -251,8 +266,9 @@ def tool_messages(node: str, steps: Iterable[ToolStep], call_id: str) -> list[di
     """The messages of the tool calls of a node: of each step the node's, then the results.
 
     Example:
-        >>> step = "I look it up.", [("tide", {"day": 1}, "9:40", False)]
-        >>> [message["content"] for message in tool_messages("search", [step], "search_0")]
+        >>> step = "I look it up.", [("time", {"day": 1}, "9:40", False)]
+        >>> [message["content"] for message in tool_messages("search", [step],
+        ...     "search_0")]
         ['I look it up.', '9:40']
     """
     found: list[dict[str, Any]] = []
@@ -283,7 +299,8 @@ def turns_in(messages: Iterable[Mapping[str, Any]], fields: Collection[str], req
     A turn that lacks one of the `required` fields is left out; None counts as a value.
 
     Example:
-        >>> messages = [{"role": "user", "content": "Hi"}, turn_message("answer", {"question": "?"}, {"answer": "!"})]
+        >>> messages = [{"role": "user", "content": "Hi"},
+        ...     turn_message("answer", {"question": "?"}, {"answer": "!"})]
         >>> turns_in(messages, ["answer"], ["answer"])
         [{'answer': '!'}]
     """

@@ -183,7 +183,8 @@ def seal(patch: Mapping[Any, Any]) -> SealedPatch:
     Example:
         >>> seal({"user": {"theme": "dark"}})["user"].clear()
         Traceback (most recent call last):
-        dspyer.errors.ImmutableError: a committed patch cannot be changed: make a copy of it, dict(commit.patch)
+        dspyer.errors.ImmutableError: a committed patch cannot be changed: make a
+        copy of it, dict(commit.patch)
     """
     if isinstance(patch, SealedPatch):
         return patch
@@ -216,7 +217,8 @@ def apply(value: FrozenDict[Any, Any], patch: Mapping[Any, Any], net: dict[Any, 
         UnsupportedValueError: a value in it cannot be protected from later changes.
 
     Example:
-        >>> before = freeze({"user": {"name": "Ada", "theme": "dark"}, "tags": ["a"]})
+        >>> before = freeze({"user": {"name": "Ada", "theme": "dark"},
+        ...     "tags": ["a"]})
         >>> apply(before, {"user": {"theme": "light"}, "tags": None})
         FrozenDict({'user': FrozenDict({'name': 'Ada', 'theme': 'light'})})
         >>> apply(before, {"user": {"name": "Ada"}}) is before
@@ -325,7 +327,8 @@ def diff(
     `Replace`.
 
     Example:
-        >>> diff(freeze({"a": 1, "b": {"c": 2, "d": 3}}), freeze({"b": {"c": None, "d": 3}}))
+        >>> diff(freeze({"a": 1, "b": {"c": 2, "d": 3}}),
+        ...     freeze({"b": {"c": None, "d": 3}}))
         {'a': DELETE, 'b': {'c': Replace(None)}}
     """
     patch: dict[Any, Any] = {}
@@ -420,7 +423,8 @@ def encode_update(update: Any) -> Any:
 
     Example:
         >>> encode_update({"theme": "dark", "age": DELETE})
-        {'$type': 'patch', 'value': [['theme', 'dark'], ['age', {'$type': 'delete'}]]}
+        {'$type': 'patch', 'value': [['theme', 'dark'], ['age', {'$type':
+        'delete'}]]}
     """
     if update is DELETE:
         return {TAG: "delete"}

@@ -72,8 +72,8 @@ class Conflict:
     Example:
         >>> def longest(conflict):
         ...     return max(conflict.left, conflict.right, key=len)
-        >>> longest(Conflict(("title",), "", "Tides", "On tides"))
-        'On tides'
+        >>> longest(Conflict(("title",), "", "Rates", "On rates"))
+        'On rates'
     """
 
     path: KeyPath
@@ -125,8 +125,10 @@ def merge_values(base: Any, left: Any, right: Any, path: KeyPath, resolve: Resol
 
     Example:
         >>> from dspyer.values.freezing import freeze
-        >>> base, left, right = freeze({"a": 1, "b": 2}), freeze({"a": 1}), freeze({"a": 5, "b": 2})
-        >>> merge_values(base, left, right, (), lambda path, base, left, right: right)
+        >>> base, left, right = freeze({"a": 1, "b": 2}), freeze({"a": 1}), freeze(
+        ...     {"a": 5, "b": 2})
+        >>> merge_values(base, left, right, (), lambda path, base, left,
+        ...     right: right)
         FrozenDict({'a': 5})
     """
     # Identity is tested before `same`, which compares whole values: branches share what they did not change.
@@ -176,7 +178,8 @@ class Policy:
     Example:
         >>> last_write_wins(Conflict(("n",), 0, 1, 2))
         2
-        >>> Policy("sum", lambda conflict: conflict.left + conflict.right)(Conflict(("n",), 0, 1, 2))
+        >>> Policy("sum", lambda conflict: conflict.left + conflict.right)(
+        ...     Conflict(("n",), 0, 1, 2))
         3
     """
 
@@ -275,7 +278,8 @@ def prefer(*nodes: str) -> Policy:
         ValueError: if no names are given.
 
     Example:
-        >>> prefer("editor", "writer")(Conflict(("title",), "-", "A", "B", "writer", "editor"))
+        >>> prefer("editor", "writer")(Conflict(("title",), "-", "A", "B", "writer",
+        ...     "editor"))
         'B'
     """
     given: tuple[object, ...] = nodes
@@ -369,7 +373,8 @@ def resolve_conflict(policy: Policy, conflict: Conflict, show_value: ShowPath = 
 
     Example:
         >>> from dspyer.values.freezing import freeze
-        >>> resolve_conflict(combine_lists, Conflict(("tags",), freeze(["a"]), freeze(["a", "b"]), freeze(["a", "c"])))
+        >>> resolve_conflict(combine_lists, Conflict(("tags",), freeze(["a"]),
+        ...     freeze(["a", "b"]), freeze(["a", "c"])))
         FrozenList(['a', 'b', 'c'])
     """
     given = [conflict.base, conflict.left, conflict.right]
@@ -401,8 +406,10 @@ class Policies:
         show_value: how errors show the values of a conflict.
 
     Example:
-        >>> policies = Policies.of({"draft.*": "first_write_wins", "tags": "combine_lists"})
-        >>> policies.policy_for(("draft", "title")), policies.policy_for(("tags",)), policies.policy_for(("other",))
+        >>> policies = Policies.of({"draft.*": "first_write_wins",
+        ...     "tags": "combine_lists"})
+        >>> (policies.policy_for(("draft", "title")),
+        ...     policies.policy_for(("tags",)), policies.policy_for(("other",)))
         (first_write_wins, combine_lists, raise)
     """
 
@@ -447,7 +454,8 @@ class Policies:
         """The nodes that `prefer` policies of the table name.
 
         Example:
-            >>> Policies.of({"title": prefer("editor", "writer"), "tags": "combine_lists"}).preferred()
+            >>> Policies.of({"title": prefer("editor", "writer"),
+            ...     "tags": "combine_lists"}).preferred()
             ('editor', 'writer')
             >>> Policies.of(prefer("judge")).preferred()
             ('judge',)
@@ -521,7 +529,8 @@ class Pattern(NamedTuple):
         literal: whether the segments are a path without wildcards.
 
     Example:
-        >>> Pattern.of("draft.*").matches(("draft", "title")), Pattern.of("draft.*").matches(("draft",))
+        >>> (Pattern.of("draft.*").matches(("draft", "title")),
+        ...     Pattern.of("draft.*").matches(("draft",)))
         (True, False)
     """
 
@@ -580,7 +589,8 @@ class Pattern(NamedTuple):
             path: keys from the state down to a value.
 
         Example:
-            >>> Pattern.of("code").holds_at(("code", "a.py")), Pattern.of("*").holds_at(("code", "a.py"))
+            >>> (Pattern.of("code").holds_at(("code", "a.py")),
+            ...     Pattern.of("*").holds_at(("code", "a.py")))
             (True, False)
         """
         ends_with_key = self.literal or self.segments[-1] not in (ONE, MANY)

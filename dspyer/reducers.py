@@ -79,9 +79,10 @@ class Reducer:
         appends: whether the new value of a list is always the old one with more at its end.
 
     Example:
-        >>> longest = Reducer("longest", lambda current, update: current if len(current) >= len(update) else update)
-        >>> longest("tides", "on tides")
-        'on tides'
+        >>> longest = Reducer("longest", lambda current, update: current
+        ...     if len(current) >= len(update) else update)
+        >>> longest("rates", "on rates")
+        'on rates'
     """
 
     name: str
@@ -198,7 +199,8 @@ class Keyed(NamedTuple):
         without: the value of the field without a key: `(value of the field, key) -> value of the field`.
 
     Example:
-        >>> update.keyed.find(freeze({"a": 1}), "a"), update.keyed.make_update({"b": 2})
+        >>> (update.keyed.find(freeze({"a": 1}), "a"),
+        ...     update.keyed.make_update({"b": 2}))
         (1, FrozenDict({'b': 2}))
     """
 

@@ -21,7 +21,9 @@ class ImmutableState(FrozenDict[str, Any]):
     """An immutable snapshot: a mapping from field names to values, in insertion order.
 
     Neither the values that it was built from nor the values read from it can change it. Applying a patch returns a new
-    state, which shares every value that the patch does not name.
+    state, which shares every value that the patch does not name. A mutable object, such as a dataclass, is read as a
+    copy. A `dspy.Tool` is held with its function, which no store keeps: one that was read from a store has what prompts
+    show of it, and raises when it is called.
 
     Args:
         mapping: fields and their values.
@@ -30,7 +32,8 @@ class ImmutableState(FrozenDict[str, Any]):
         UnsupportedValueError: a value cannot be protected from later changes, or a key is no string.
 
     Example:
-        >>> state = ImmutableState({"user": {"name": "Ada", "theme": "dark"}, "tags": ["a"]})
+        >>> state = ImmutableState({"user": {"name": "Ada", "theme": "dark"},
+        ...     "tags": ["a"]})
         >>> after = state.apply_patch({"user": {"theme": "light"}, "tags": None})
         >>> after.to_dict()
         {'user': {'name': 'Ada', 'theme': 'light'}}
@@ -191,7 +194,8 @@ class ImmutableState(FrozenDict[str, Any]):
             StateError: the text is no state, or it names an unknown class.
 
         Example:
-            >>> ImmutableState.from_json('{"n": 1, "seen": {"$type": "set", "value": ["a"]}}').to_dict()
+            >>> ImmutableState.from_json(
+            ...     '{"n": 1, "seen": {"$type": "set", "value": ["a"]}}').to_dict()
             {'n': 1, 'seen': {'a'}}
         """
         value = encoding.from_json(text, types)

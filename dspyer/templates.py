@@ -26,6 +26,24 @@ _PLACEHOLDER = re.compile(rf"\{{\{{({_NAME})\}}\}}|\{{({_NAME})\}}")  # in doubl
 def fill(text: str) -> Fill:
     """A text with fields of the state in braces, for the right side of `reads`.
 
+    The instructions of predictors are templates as well: those of a node, inside `ChainOfThought`, `ReAct` and modules
+    that a function calls through `modules=`, of routers that are modules, and of `condense=`, which may name their
+    input too. A node reads the fields that its templates name. Templates are filled in one pass: braces in a value are
+    plain text. The texts of `fill` belong to the graph and are not tuned; instructions are, as templates.
+
+    `compile()` refuses a name that is no field, and warns of a field that nothing can have written by then. Without a
+    schema a new name is an input, unless it is spelt almost like another field. In the descriptions of a `ReAct`'s
+    tools unknown names stay as they are. A text that an optimizer wrote may lack a name, which is then added to the end
+    as `severity: high`, or have an unknown one, which stays; both are logged once. It reads no more than its node does.
+
+    A predictor with a template must be called by its node, in the node's context (`contextvars.copy_context().run` or
+    `dspy.Parallel` in threads of your own); any other call raises. Its class becomes a subclass of its own class, so
+    `compile()` refuses a template in a subclass of `dspy.Predict` with a `forward` of its own.
+
+    Run values (`run.count`, `run.remaining`, `run.routing_reason`, `run.NODE.visits`, `.calls`, `.tool_calls`) are
+    computed from the commits that led to the branch: a resumed run has the same ones, a join adds up those of its
+    branches, and a subgraph has its own. No field may be called `run`.
+
     Args:
         text: the template. `{name}` is a field, or a run value such as `{run.remaining}`; a field that no node has
             written, or that is None, stays as it is; `{{name}}` becomes `{name}`.
@@ -56,7 +74,8 @@ class Fill:
 
     Example:
         >>> from dspyer import END, START, Graph
-        >>> graph = Graph().add_node("note", lambda case: {"note": case}, reads={"case": fill("Case {alert}")})
+        >>> graph = Graph().add_node("note", lambda case: {"note": case},
+        ...     reads={"case": fill("Case {alert}")})
         >>> graph.add_path(START, "note", END).compile()(alert="disk full").note
         'Case disk full'
     """
@@ -97,7 +116,8 @@ def names_in(text: str) -> tuple[str, ...]:
     """The names that a text is filled with, each once, in order.
 
     Example:
-        >>> names_in('{who} says {"json": 1} and {{this}} in {run.count} steps to {who}')
+        >>> names_in(
+        ...     '{who} says {"json": 1} and {{this}} in {run.count} steps to {who}')
         ('who', 'run.count')
     """
     return tuple(dict.fromkeys(name for _, name in _PLACEHOLDER.findall(text) if name))

@@ -167,7 +167,8 @@ def part_of(text: str, call_id: str, start: int, end: int) -> str:
 
     Example:
         >>> part_of("abcdef", "call_0_0", 0, 3).splitlines()[-1]
-        "(Characters 0 to 3 of 6. Read on with read_result(call='call_0_0', start=3).)"
+        "(Characters 0 to 3 of 6. Read on with read_result(call='call_0_0',
+        start=3).)"
     """
     more = f" Read on with {READ_RESULT}(call={call_id!r}, start={end})." if end < len(text) else ""
     return f"{text[start:end]}\n\n(Characters {start} to {min(end, len(text))} of {len(text)}.{more})"
@@ -249,7 +250,8 @@ def text_output_of(signature: type[dspy.Signature]) -> str:
     """The only output of a task if it is a text, else "".
 
     Example:
-        >>> text_output_of(dspy.Signature("question -> answer")), text_output_of(dspy.Signature("question -> n: int"))
+        >>> (text_output_of(dspy.Signature("question -> answer")),
+        ...     text_output_of(dspy.Signature("question -> n: int")))
         ('answer', '')
     """
     (name, field), *others = signature.output_fields.items()
@@ -265,15 +267,20 @@ def shown(
     ages of calls are counted there.
 
     Example:
-        >>> calls = [{"id": "call_0_0", "type": "function", "function": {"name": "tide", "arguments": "{}"}}]
-        >>> task = {"role": "user", "content": "High tide?", "turn": {"question": "High tide?"}}
-        >>> turn = {"role": "assistant", "content": "I look it up.", "tool_calls": calls}
-        >>> result = {"role": "tool", "name": "tide", "tool_call_id": "call_0_0", "content": "9:40", "value": "9:40"}
+        >>> calls = [{"id": "call_0_0", "type": "function",
+        ...     "function": {"name": "time", "arguments": "{}"}}]
+        >>> task = {"role": "user", "content": "Paid?",
+        ...     "turn": {"question": "Paid?"}}
+        >>> turn = {"role": "assistant", "content": "I look it up.",
+        ...     "tool_calls": calls}
+        >>> result = {"role": "tool", "name": "time", "tool_call_id": "call_0_0",
+        ...     "content": "9:40", "value": "9:40"}
         >>> shown([task], Shown("question")).inputs
-        {'question': 'High tide?'}
+        {'question': 'Paid?'}
         >>> event = shown([task, turn, result], Shown("question")).events[0]
-        >>> event["question"], event["tool_calls"].tool_call_results.tool_call_results[0].value
-        ('High tide?', '9:40')
+        >>> (event["question"],
+        ...     event["tool_calls"].tool_call_results.tool_call_results[0].value)
+        ('Paid?', '9:40')
     """
     found = [converted(message) for message in messages]
     results = _results_by_turn(found)
@@ -676,8 +683,10 @@ def uncovered(
 
     Example:
         >>> def user(name): return {"role": "user", "content": name, "id": name}
-        >>> summary = {"role": "assistant", "name": "compact", "content": "...", "id": "s", "covers": "b"}
-        >>> [message["id"] for message in uncovered([user("a"), user("b"), user("c"), summary])]
+        >>> summary = {"role": "assistant", "name": "compact", "content": "...",
+        ...     "id": "s", "covers": "b"}
+        >>> [message["id"] for message in uncovered(
+        ...     [user("a"), user("b"), user("c"), summary])]
         ['s', 'c']
     """
     selected = messages if selected is None else selected
@@ -732,7 +741,8 @@ def with_task_and_last_turn(whole: FrozenList[Any], selected: list[Mapping[str, 
 
     Example:
         >>> from dspyer.values.freezing import freeze
-        >>> whole = freeze([{"role": "user", "content": text, "turn": {}, "id": text} for text in "ab"])
+        >>> whole = freeze([{"role": "user", "content": text, "turn": {},
+        ...     "id": text} for text in "ab"])
         >>> [message["id"] for message in with_task_and_last_turn(whole, [])]
         ['b']
     """
@@ -763,10 +773,13 @@ def reader(messages: Iterable[Mapping[str, Any]] = (), how: Shown = Shown("")) -
     """The tool by which a model reads on in a result of these messages that it was shown cut.
 
     Example:
-        >>> calls = [{"id": "call_0_0", "type": "function", "function": {"name": "tide", "arguments": "{}"}}]
+        >>> calls = [{"id": "call_0_0", "type": "function",
+        ...     "function": {"name": "time", "arguments": "{}"}}]
         >>> turn = {"role": "assistant", "content": "", "tool_calls": calls}
-        >>> result = {"role": "tool", "name": "tide", "tool_call_id": "call_0_0", "content": "9:40"}
-        >>> reader([turn, result], Shown("question", max_result=2))(call="call_0_0", start=2)
+        >>> result = {"role": "tool", "name": "time", "tool_call_id": "call_0_0",
+        ...     "content": "9:40"}
+        >>> reader([turn, result], Shown("question", max_result=2))(call="call_0_0",
+        ...     start=2)
         '40\\n\\n(Characters 2 to 4 of 4.)'
     """
 
@@ -851,7 +864,8 @@ def with_ids(calls: Sequence[ToolCalls.ToolCall], messages: Iterable[Mapping[str
     the call in its turn.
 
     Example:
-        >>> [call.id for call in with_ids([ToolCalls.ToolCall(id=id, name="add", args={}) for id in (None, "abc")], [])]
+        >>> [call.id for call in with_ids([ToolCalls.ToolCall(id=id, name="add",
+        ...     args={}) for id in (None, "abc")], [])]
         ['call_0_0', 'abc']
     """
     before = [found for message in messages if (found := message.get("tool_calls"))]

@@ -53,12 +53,14 @@ class Archive:
         >>> from dspyer import END, START, Graph
         >>> from dspyer.stores import Memory
         >>> store = Memory()
-        >>> graph = Graph().add_node("half", lambda n: {"h": 1 / n}, writes=["h"]).add_path(START, "half", END)
+        >>> graph = Graph().add_node("half", lambda n: {"h": 1 / n},
+        ...     writes=["h"]).add_path(START, "half", END)
         >>> run = graph.compile(store=store).thread("t-42").run({"n": 0})
         >>> with Archive(store) as archive:
         ...     for info in archive.runs(status="failed"):
         ...         print(info.thread, info.steps, info.failure)
-        t-42 1 half (execution t-42.1/trunk:1, attempt 1): ZeroDivisionError: division by zero
+        t-42 1 half (execution t-42.1/trunk:1, attempt 1): ZeroDivisionError:
+        division by zero
     """
 
     def __init__(
@@ -115,10 +117,13 @@ class Archive:
             >>> from dspyer import END, START, Graph
             >>> from dspyer.stores import Memory
             >>> store = Memory()
-            >>> graph = Graph().add_node("add", lambda n: {"n": n + 1}, writes=["n"]).add_path(START, "add", END)
-            >>> runs = [graph.compile(store=store).thread(name).run({"n": 1}) for name in ("a", "b")]
+            >>> graph = Graph().add_node("add", lambda n: {"n": n + 1},
+            ...     writes=["n"]).add_path(START, "add", END)
+            >>> runs = [graph.compile(store=store).thread(name).run({"n": 1})
+            ...     for name in ("a", "b")]
             >>> page = Archive(store).runs(limit=1)
-            >>> page[0].thread, [info.thread for info in Archive(store).runs(after=page.next)]
+            >>> (page[0].thread, [info.thread for info in Archive(store).runs(
+            ...     after=page.next)])
             ('b', ['a'])
         """
         times = _seconds("since", since), _seconds("until", until)
@@ -152,10 +157,12 @@ class Archive:
             >>> from dspyer import END, START, Graph
             >>> from dspyer.stores import Memory
             >>> store = Memory()
-            >>> graph = Graph().add_node("add", lambda n: {"n": n + 1}, writes=["n"]).add_path(START, "add", END)
+            >>> graph = Graph().add_node("add", lambda n: {"n": n + 1},
+            ...     writes=["n"]).add_path(START, "add", END)
             >>> t = graph.compile(store=store).thread("a")
             >>> _ = t.run({"n": 1}), t.run({"n": 2})
-            >>> len(Archive(store).runs()), [(info.thread, info.status) for info in Archive(store).threads()]
+            >>> (len(Archive(store).runs()), [(info.thread, info.status)
+            ...     for info in Archive(store).threads()])
             (2, [('a', 'completed')])
         """
         times = _seconds("since", since), _seconds("until", until)
@@ -182,9 +189,12 @@ class Archive:
             >>> from dspyer import END, START, Graph
             >>> from dspyer.stores import Memory
             >>> store = Memory()
-            >>> graph = Graph().add_interrupt("cool_down", question="Waits an hour.", answer=None, expires=3600)
-            >>> run = graph.add_path(START, "cool_down", END).compile(store=store).thread("t-42").run({})
-            >>> Archive(store).due(), Archive(store).due(at=datetime.now() + timedelta(hours=2))
+            >>> graph = Graph().add_interrupt("cool_down", question="Waits an hour.",
+            ...     answer=None, expires=3600)
+            >>> run = graph.add_path(START, "cool_down", END).compile(
+            ...     store=store).thread("t-42").run({})
+            >>> (Archive(store).due(), Archive(store).due(at=datetime.now()
+            ...     + timedelta(hours=2)))
             ([], ['t-42'])
         """
         _check(1 if limit is None else limit, graph=graph)
@@ -203,7 +213,8 @@ class Archive:
             >>> from dspyer import END, START, Graph
             >>> from dspyer.stores import Memory
             >>> store = Memory()
-            >>> graph = Graph().add_node("add", lambda n: {"n": n + 1}, writes=["n"]).add_path(START, "add", END)
+            >>> graph = Graph().add_node("add", lambda n: {"n": n + 1},
+            ...     writes=["n"]).add_path(START, "add", END)
             >>> run = graph.compile(store=store).thread("t-42").run({"n": 1})
             >>> [commit.node for commit in Archive(store).thread("t-42").history()]
             ['START', 'add']

@@ -39,12 +39,15 @@ class ArchivedThread:
         >>> from dspyer import END, START, Archive, Graph
         >>> from dspyer.stores import Memory
         >>> store = Memory()
-        >>> graph = Graph().add_node("add", lambda n: {"n": n + 1}, writes=["n"]).add_path(START, "add", END)
+        >>> graph = Graph().add_node("add", lambda n: {"n": n + 1},
+        ...     writes=["n"]).add_path(START, "add", END)
         >>> run = graph.compile(store=store).thread("t-42").run({"n": 1})
         >>> thread = Archive(store).thread("t-42")
-        >>> thread.info().status, thread.at(0)["n"], thread.at(1)["n"], thread.diff(0, 1)
+        >>> (thread.info().status, thread.at(0)["n"], thread.at(1)["n"],
+        ...     thread.diff(0, 1))
         ('completed', 1, 2, {'n': 2})
-        >>> thread.blame("n").node, [step.node for step in thread.record().steps], thread.failures(), thread.lm_calls(1)
+        >>> (thread.blame("n").node, [step.node for step in thread.record().steps],
+        ...     thread.failures(), thread.lm_calls(1))
         ('add', ['START', 'add'], (), ())
     """
 

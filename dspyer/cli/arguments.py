@@ -78,7 +78,8 @@ def parse_value(text: str) -> Any:
     """JSON if the text is JSON, else the text itself.
 
     Example:
-        >>> parse_value("true"), parse_value("[1]"), parse_value("Ada"), parse_value("007")
+        >>> (parse_value("true"), parse_value("[1]"), parse_value("Ada"),
+        ...     parse_value("007"))
         (True, [1], 'Ada', '007')
     """
     try:

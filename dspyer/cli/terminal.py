@@ -310,7 +310,8 @@ def value_text(value: object) -> str:
     """A value in JSON form on one line; what JSON does not have is shown without its `$type`.
 
     Example:
-        >>> value_text({"seen": {"$type": "model", "class": "a:B", "value": {"c": "é"}}})
+        >>> value_text({"seen": {"$type": "model", "class": "a:B",
+        ...     "value": {"c": "é"}}})
         '{"seen": {"c": "é"}}'
     """
     return json.dumps(_readable(value), ensure_ascii=False, default=str)

@@ -7,7 +7,8 @@ def count_of(number: int, thing: str, things: str = "") -> str:
     """A number of things; `things` is their plural, if it is not made by an `s`.
 
     Example:
-        >>> count_of(1, "run"), count_of(2000, "run"), count_of(2, "retry", "retries")
+        >>> (count_of(1, "run"), count_of(2000, "run"),
+        ...     count_of(2, "retry", "retries"))
         ('1 run', '2,000 runs', '2 retries')
     """
     return f"{number:,} {thing if number == 1 else things or f'{thing}s'}"
@@ -17,7 +18,8 @@ def duration_text(seconds: float | None) -> str:
     """A duration, given in seconds, in a fitting unit; "" for none.
 
     Example:
-        >>> [duration_text(seconds) for seconds in (0.0000354, 0.25, 1.24, 184, 7500)]
+        >>> [duration_text(seconds) for seconds in (0.0000354, 0.25, 1.24, 184,
+        ...     7500)]
         ['35 µs', '250 ms', '1.2 s', '3 min 4 s', '2 h 5 min']
     """
     if seconds is None:
@@ -40,7 +42,8 @@ def cost_text(cost: float | None) -> str:
     """US dollars to the digits that matter, never as a power of ten; "" if the cost is not known.
 
     Example:
-        >>> cost_text(12.5), cost_text(0.01234), cost_text(0.0000244), cost_text(0.0)
+        >>> (cost_text(12.5), cost_text(0.01234), cost_text(0.0000244),
+        ...     cost_text(0.0))
         ('12.50', '0.0123', '0.000024', '0')
     """
     if cost is None:

@@ -40,8 +40,10 @@ def cut_within(answer: Any, places: Places, path: JSONPath = (), first: int = 0)
 
     Example:
         >>> answer = {"node": "read", "state": {"essay": "x" * 30_000}}
-        >>> cut_within(answer, {"state": [VALUE]})["state"]["essay"] | {"value": "..."}
-        {'$type': 'cut', 'kind': 'text', 'length': 30000, 'path': ['state', 'essay'], 'value': '...'}
+        >>> cut_within(answer, {"state": [VALUE]})["state"]["essay"] | {
+        ...     "value": "..."}
+        {'$type': 'cut', 'kind': 'text', 'length': 30000, 'path': ['state',
+        'essay'], 'value': '...'}
         >>> cut_within(answer, {}) == answer
         True
     """

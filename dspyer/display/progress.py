@@ -371,7 +371,8 @@ def progress() -> Iterator[None]:
     Example:
         >>> import dspyer
         >>> from dspyer import END, START, Graph
-        >>> graph = Graph().add_node("add", lambda n: {"n": n + 1}, writes=["n"]).add_path(START, "add", END)
+        >>> graph = Graph().add_node("add", lambda n: {"n": n + 1},
+        ...     writes=["n"]).add_path(START, "add", END)
         >>> with dspyer.progress():
         ...     run = graph.compile().run({"n": 1})
         >>> run.state["n"]

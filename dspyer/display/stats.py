@@ -122,7 +122,8 @@ class Stats:
 
     Example:
         >>> from dspyer import END, START, Graph
-        >>> graph = Graph().add_node("half", lambda n: {"h": 1 / n}, writes=["h"]).add_path(START, "half", END)
+        >>> graph = Graph().add_node("half", lambda n: {"h": 1 / n},
+        ...     writes=["h"]).add_path(START, "half", END)
         >>> stats = graph.compile().run({"n": 0}).stats()
         >>> stats.nodes["half"].failed, dict(stats.nodes["half"].exceptions)
         (1, {'ZeroDivisionError': 1})
@@ -140,8 +141,10 @@ class Stats:
 
         Example:
             >>> from dspyer import END, START, Graph
-            >>> graph = Graph().add_node("add", lambda n: {"n": n + 1}, writes=["n"]).add_path(START, "add", END)
-            >>> graph.compile().run({"n": 1}).stats().to_dict()["nodes"][0]["first_try_percent"]
+            >>> graph = Graph().add_node("add", lambda n: {"n": n + 1},
+            ...     writes=["n"]).add_path(START, "add", END)
+            >>> graph.compile().run({"n": 1}).stats().to_dict()["nodes"][0][
+            ...     "first_try_percent"]
             100.0
         """
         nodes = [one.to_dict() for one in self.nodes.values()]

@@ -42,7 +42,8 @@ class Tokens:
 
     Example:
         >>> from dspyer import END, START, Graph
-        >>> graph = Graph().add_node("add", lambda n: {"n": n + 1}, writes=["n"]).add_path(START, "add", END)
+        >>> graph = Graph().add_node("add", lambda n: {"n": n + 1},
+        ...     writes=["n"]).add_path(START, "add", END)
         >>> print(graph.compile().run({"n": 1}).view_tokens())
         node  input  visits  sent  full
         add   n           1     1     1  100.0 %

@@ -66,7 +66,9 @@ class Graph:
 
     Args:
         schema: a pydantic model of the state: its fields, their types, defaults and reducers. None for a state with any
-            keys.
+            keys. A patch may be a pydantic model, with the effect of its `model_dump()`: defaults that were not set
+            are written too, but that of a field with a reducer is no update, and of an instance of the schema only what
+            was set counts. Without a schema a `None` of a model is stored, and one of a dict deletes the key.
         name: name of the graph, by default that of the schema.
         inputs: the fields that a run is given. By default those that no node declares to write, without a schema those
             that the nodes read.
@@ -90,7 +92,8 @@ class Graph:
 
     Example:
         >>> graph = Graph()
-        >>> graph = graph.add_node("greet", lambda state: {"greeting": f"Hello {state['name']}"})
+        >>> graph = graph.add_node("greet", lambda state: {
+        ...     "greeting": f"Hello {state['name']}"})
         >>> program = graph.add_path(START, "greet", END).compile()
         >>> program(name="Ada").greeting
         'Hello Ada'
@@ -170,7 +173,11 @@ class Graph:
             retry: which failed attempts are followed by another one: `Retry(...)`, or the most attempts, the first
                 included; None for none. By default the policy of `compile(retry=)`, which a graph as a node ignores.
             timeout: the seconds of one attempt, None for no limit. One that takes longer fails with `NodeTimeoutError`:
-                async code is cancelled; sync code is left running in its thread, and nothing of it counts any more.
+                async code is cancelled; a graph is stopped, and keeps what it has committed; sync code is left running
+                in a daemon thread, and nothing of it counts any more. Its `ctx` raises `AttemptOverError`, its next LM
+                call ends it, and an effect in progress happens all the same. It is not retried by default, since two
+                calls of it would run at once: `Retry(3, on=(is_transient, NodeTimeoutError))` does. A sync node with a
+                timeout opens itself what belongs to a thread, such as an SQLite connection.
             cache: True or a `Cache` for a pure function, one whose patch depends on what it reads alone: its results
                 are kept on disk, and a call that reads the same again is not made (`commit.cached`).
             layers: what else surrounds its calls, `dspyer.extend.Layer`s, the first one outermost in its place.
@@ -187,7 +194,8 @@ class Graph:
             TypeError: if a layer is none.
 
         Example:
-            >>> graph = Graph().add_node("double", lambda state: {"n": 2 * state["n"]}, writes=["n"])
+            >>> graph = Graph().add_node("double", lambda state: {"n": 2 * state["n"]},
+            ...     writes=["n"])
             >>> graph.add_path(START, "double", END).compile()(n=21).n
             42
         """
@@ -238,6 +246,11 @@ class Graph:
         """Add one node that runs another once per item of a list, and commits all results once, in the order of the
         items.
 
+        Whether a map with `failures` completes depends on its items alone, not on the order in which they end; an empty
+        list is a success. Errors that every layer lets pass fail it at once, a question of an item suspends it, and an
+        error edge takes its `MapError`, which repeats the text of an item. On a thread each item that has succeeded is
+        kept: a resume calls only the others, those that failed before the map has committed too.
+
         Args:
             name: name of the node.
             node: what runs for each item, a function, module or graph. Its result is the value that it returns; of a
@@ -245,7 +258,7 @@ class Graph:
                 item that raises ends the run.
             over: the field with the items.
             item: the name under which `node` gets one item.
-            into: the field that gets the list of results.
+            into: the field that gets the list of results. The first one that does not fit it stops the map.
             failures: the field that gets a `dspyer.Failure` for each item that failed, with the `index` of the item.
                 All items run then, and `into` gets the results of those that succeeded.
             min_success: with `failures`, the share of the items that must succeed, from 0 to 1; at least one must.
@@ -269,13 +282,16 @@ class Graph:
 
         Example:
             >>> size = lambda doc: {"size": len(doc)}
-            >>> graph = Graph().add_map("measure", size, over="docs", item="doc", into="sizes")
+            >>> graph = Graph().add_map("measure", size, over="docs", item="doc",
+            ...     into="sizes")
             >>> program = graph.add_path(START, "measure", END).compile()
             >>> program(docs=["a", "bcd"]).sizes
             [1, 3]
             >>> number = lambda text: {"number": int(text)}
-            >>> graph = Graph().add_map("read", number, over="texts", item="text", into="numbers", failures="unread")
-            >>> run = graph.add_path(START, "read", END).compile().run({"texts": ["1", "two", "3"]})
+            >>> graph = Graph().add_map("read", number, over="texts", item="text",
+            ...     into="numbers", failures="unread")
+            >>> run = graph.add_path(START, "read", END).compile().run(
+            ...     {"texts": ["1", "two", "3"]})
             >>> list(run.state["numbers"]), run.state["unread"][0].index
             ([1, 3], 1)
         """
@@ -309,7 +325,7 @@ class Graph:
         """Add a node that asks a question outside the program and waits for the answer: no code runs in it.
 
         The run ends with status `interrupted` after its other branches have run as far as they can; no process waits.
-        On a thread `t.resume(answers={name: ...})` continues the run, in any process, and calls no node again.
+        On a thread `thread.resume(answers={name: ...})` continues the run, in any process, and calls no node again.
 
         Args:
             name: name of the node, and key of its question.
@@ -330,8 +346,10 @@ class Graph:
             GraphError: if the name is taken, reserved or no identifier.
 
         Example:
-            >>> graph = Graph().add_interrupt("approve", question="Send {draft}?", answer=bool, into="approved")
-            >>> run = graph.add_path(START, "approve", END).compile().run({"draft": "Dear Ada"})
+            >>> graph = Graph().add_interrupt("approve", question="Send {draft}?",
+            ...     answer=bool, into="approved")
+            >>> run = graph.add_path(START, "approve", END).compile().run(
+            ...     {"draft": "Dear Ada"})
             >>> run.status, run.questions[0].text
             ('interrupted', 'Send Dear Ada?')
         """
@@ -376,7 +394,8 @@ class Graph:
             >>> import dspy
             >>> from dspyer.testing import ScriptedLM
             >>> graph = Graph().add_node("draft", dspy.Predict("question -> answer"))
-            >>> graph = graph.add_check("short", lambda answer: ["too long"] if len(answer) > 3 else [], of="draft")
+            >>> graph = graph.add_check("short", lambda answer: ["too long"]
+            ...     if len(answer) > 3 else [], of="draft")
             >>> program = graph.add_path(START, "draft", END).compile()
             >>> with ScriptedLM([{"answer": "four"}, {"answer": "4"}]):
             ...     run = program.run({"question": "2 + 2?"})
@@ -416,9 +435,12 @@ class Graph:
             ValueError: if the merge policy is unknown.
 
         Example:
-            >>> graph = Graph().add_node("left", lambda: {"side": "l"}).add_node("right", lambda: {"side": "r"})
-            >>> graph = graph.add_edge(START, ["left", "right"]).add_node("judge", lambda side: {"winner": side})
-            >>> graph = graph.add_edge(["left", "right"], "judge", policy="last_write_wins").add_edge("judge", END)
+            >>> graph = Graph().add_node("left", lambda: {"side": "l"}).add_node(
+            ...     "right", lambda: {"side": "r"})
+            >>> graph = graph.add_edge(START, ["left", "right"]).add_node("judge",
+            ...     lambda side: {"winner": side})
+            >>> graph = graph.add_edge(["left", "right"], "judge",
+            ...     policy="last_write_wins").add_edge("judge", END)
             >>> graph.compile()().winner
             'r'
         """
@@ -449,7 +471,8 @@ class Graph:
             GraphError: if there are fewer than two names.
 
         Example:
-            >>> graph = Graph().add_node("first", lambda: {"n": 1}).add_node("second", lambda n: {"n": n + 1})
+            >>> graph = Graph().add_node("first", lambda: {"n": 1}).add_node("second",
+            ...     lambda n: {"n": n + 1})
             >>> graph.add_path(START, "first", "second", END).compile()().n
             2
         """
@@ -488,9 +511,11 @@ class Graph:
         Example:
             >>> def route(score):
             ...     return "done" if score > 2 else "again"
-            >>> graph = Graph().add_node("add", lambda score: {"score": score + 1}, writes=["score"])
+            >>> graph = Graph().add_node("add", lambda score: {"score": score + 1},
+            ...     writes=["score"])
             >>> graph = graph.add_edge(START, "add")
-            >>> graph = graph.add_conditional_edges("add", route, {"again": "add", "done": END})
+            >>> graph = graph.add_conditional_edges("add", route,
+            ...     {"again": "add", "done": END})
             >>> graph.compile()(score=0).score
             3
         """
@@ -511,15 +536,26 @@ class Graph:
 
         The failed node commits nothing but the failure, and the branch goes on at the handler. The edge takes what the
         node raised, also while its output was validated or condensed. It does not take errors of the node's routers or
-        of the join before it, nor those that every layer lets pass, such as `GraphError`, `LimitError` and
-        `StoreError`. Of several error edges of a node, the first one that takes the exception counts.
+        of the join before it, nor those that every layer lets pass: `GraphError`, `RouteError`, `LimitError`,
+        `RunStoppedError`, `StoreError`, `ThreadError`, `AttemptError`, `BrokenExecutor`, and a group with one of them.
+        Of several error edges of a node, the first one that takes the exception counts, in the order of declaration.
+
+        Joins wait for a branch that may still fail into them. After a failure in a fork the other branches go on, and
+        the node where they join runs without the failed branch, in parallel to a handler that leads elsewhere; if both
+        write one field, `compile()` refuses the graph: lead the handler to that node, or say what wins by
+        `merge={"reply": prefer("apologize")}`. Failed branches of a `Send` join at the handler, which runs once, with
+        all failures. An edge that leads back makes a loop, which only `max_steps` or a budget ends.
+
+        Posts of the failed node to live fields stay. Its predictor calls are no steps of the trace; their tokens
+        count. On a thread the failure is written before the handler starts, so a resume does not call the node again.
 
         Args:
             source: the node, or a list of nodes.
             target: the node that handles the failure; `END` ends the branch.
             on: what it takes: an exception type, a predicate `error -> bool`, or a tuple of both.
             into: the field that gets the `dspyer.Failure`, of type `Failure | None`, or a list of failures with the
-                reducer `append`; None for none.
+                reducer `append`, as sources need that may fail in parallel; None for none. It counts as a field that
+                the source writes.
 
         Returns:
             The graph itself, changed.
@@ -529,10 +565,13 @@ class Graph:
                 function.
 
         Example:
-            >>> graph = Graph().add_node("half", lambda n: {"result": 1 / n}, writes=["result"])
-            >>> graph = graph.add_node("excuse", lambda problem: {"result": problem.message}, writes=["result"])
+            >>> graph = Graph().add_node("half", lambda n: {"result": 1 / n},
+            ...     writes=["result"])
+            >>> graph = graph.add_node("excuse", lambda problem: {
+            ...     "result": problem.message}, writes=["result"])
             >>> graph = graph.add_path(START, "half", END).add_edge("excuse", END)
-            >>> graph = graph.add_error_edge("half", "excuse", on=ZeroDivisionError, into="problem")
+            >>> graph = graph.add_error_edge("half", "excuse", on=ZeroDivisionError,
+            ...     into="problem")
             >>> graph.compile()(n=0).result
             'division by zero'
         """
@@ -571,8 +610,13 @@ class Graph:
             redact: what events, logs, errors and exports do not show: patterns of paths (`["user.email", "**.token"]`),
                 or a function of a path and a plain value that returns what is shown. States and stores hold all.
                 A pattern begins with a field of this graph or of a graph inside it, and goes on with parts of its type.
-            record_lm_calls: what a run on a thread records of its LM calls (`t.lm_calls`). `"usage"`: predictor, model,
-                tokens, cost, times. `"full"`: messages and responses, too; with `redact` they are stored and not shown.
+                `notes.*.text` hides a part of each item of a list. What comes after `**` is not checked; any other
+                pattern that can hide nothing is refused. Values that were hidden and have at least 4 characters are
+                replaced in all other texts too, such as messages of exceptions; what a node derives from them, the
+                keys of a hidden mapping and the frames of a traceback are not. Give it to the outermost program:
+                inside another graph it hides values in the events of the inner run alone.
+            record_lm_calls: what a run on a thread records of its LM calls (`thread.lm_calls`). `"usage"`: predictor,
+                model, tokens, cost, times. `"full"`: messages and responses, too; with `redact` these are stored only.
                 `"none"`: nothing. A function gets each `dspyer.events.LMCall` with its texts, and returns what to
                 write, such as `dataclasses.replace(call, messages=None)`, or None for nothing; if it raises, the run
                 fails. Inside another graph it has no effect.
@@ -590,9 +634,11 @@ class Graph:
 
         Example:
             >>> from dspyer import END
-            >>> Graph().add_node("hello", lambda state: {"text": "hi"}).add_edge("hello", END).compile()
+            >>> Graph().add_node("hello", lambda state: {"text": "hi"}).add_edge(
+            ...     "hello", END).compile()
             Traceback (most recent call last):
-            dspyer.errors.GraphError: nothing starts: add an edge from START, for example add_edge(START, 'first')
+            dspyer.errors.GraphError: nothing starts: add an edge from START, for
+            example add_edge(START, 'first')
         """
         from dspyer.runtime.program import make_program
 

@@ -448,7 +448,8 @@ class GraphSpec:
 
     Example:
         >>> from dspyer import END, START, Graph
-        >>> graph = Graph().add_node("greet", lambda name: {"text": f"Hi {name}"}).add_path(START, "greet", END)
+        >>> graph = Graph().add_node("greet", lambda name: {
+        ...     "text": f"Hi {name}"}).add_path(START, "greet", END)
         >>> program = graph.compile()
         >>> program.graph, program.graph.inputs
         (<graph Graph: greet>, ('name',))
@@ -585,7 +586,8 @@ class GraphSpec:
 
         Example:
             >>> from dspyer import END, START, Graph
-            >>> graph = Graph().add_node("double", lambda n: {"n": 2 * n}, writes=["n"]).add_path(START, "double", END)
+            >>> graph = Graph().add_node("double", lambda n: {"n": 2 * n},
+            ...     writes=["n"]).add_path(START, "double", END)
             >>> print(graph.compile().graph.explain())
             graph Graph: 1 nodes
               inputs: n
@@ -603,7 +605,8 @@ class GraphSpec:
 
         Example:
             >>> from dspyer import END, START, Graph
-            >>> graph = Graph().add_node("double", lambda n: {"n": 2 * n}, writes=["n"]).add_path(START, "double", END)
+            >>> graph = Graph().add_node("double", lambda n: {"n": 2 * n},
+            ...     writes=["n"]).add_path(START, "double", END)
             >>> print(graph.compile().graph.to_mermaid())
             flowchart TD
                 START(["START"])
@@ -622,7 +625,8 @@ class GraphSpec:
 
         Example:
             >>> from dspyer import END, START, Graph
-            >>> graph = Graph().add_node("double", lambda n: {"n": 2 * n}, writes=["n"]).add_path(START, "double", END)
+            >>> graph = Graph().add_node("double", lambda n: {"n": 2 * n},
+            ...     writes=["n"]).add_path(START, "double", END)
             >>> graph.compile().graph.to_svg()[:4]
             '<svg'
         """

@@ -34,6 +34,12 @@ def app(
 ) -> Starlette:
     """The inspector as an ASGI application, to be mounted in your own: `Mount("/runs", dspyer.inspector.app(...))`.
 
+    Every request for data must bring the token, which is compared in constant time and is part of no address that a
+    server or a log sees. Refused are also a foreign `Host` or `Origin`, a `Sec-Fetch-Site` of another site, and an
+    action that is no POST of JSON. The page runs no script but its own file, loads nothing from elsewhere, and is not
+    cached. The inspector knows no users: who gets through sees all threads of the store. A page that is open keeps a
+    request open: limit the end of your server, for example `uvicorn.run(app, timeout_graceful_shutdown=5)`.
+
     Args:
         store: what it shows: the address of a store, a `Store`, or an `Archive`, which may have a key.
         program: the compiled graph with which it acts: answer, resume, stop, rerun, copy. Without one it only reads.

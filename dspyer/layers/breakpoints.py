@@ -17,7 +17,7 @@ from dspyer.nodes.node import Call, Node
 class Breakpoints(Layer):
     """Stops each run before or after nodes, until it is resumed: `compile(layers=[Breakpoints(before=["purge"])])`.
 
-    The run ends with status `interrupted`; `t.resume()` continues it. The questions have the keys `"before"` and
+    The run ends with status `interrupted`; `thread.resume()` continues it. The questions have the keys `"before"` and
     `"after"`.
 
     Args:
@@ -26,9 +26,12 @@ class Breakpoints(Layer):
 
     Example:
         >>> from dspyer import END, START, Graph
-        >>> graph = Graph().add_node("purge", lambda path: {"gone": path}).add_path(START, "purge", END)
-        >>> thread = graph.compile(store=":memory:", layers=[Breakpoints(before=["purge"])]).thread("clean")
-        >>> thread.run({"path": "old"}).questions[0].text, thread.resume().state["gone"]
+        >>> graph = Graph().add_node("purge", lambda path: {"gone": path}).add_path(
+        ...     START, "purge", END)
+        >>> thread = graph.compile(store=":memory:",
+        ...     layers=[Breakpoints(before=["purge"])]).thread("clean")
+        >>> (thread.run({"path": "old"}).questions[0].text,
+        ...     thread.resume().state["gone"])
         ("'purge' comes next; continue?", 'old')
     """
 

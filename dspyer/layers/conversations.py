@@ -26,7 +26,8 @@ class Conversations(Layer):
     Example:
         >>> import dspy
         >>> from dspyer import END, START, Graph
-        >>> graph = Graph().add_node("answer", dspy.Predict("question -> answer")).add_path(START, "answer", END)
+        >>> graph = Graph().add_node("answer", dspy.Predict(
+        ...     "question -> answer")).add_path(START, "answer", END)
         >>> program = graph.compile(layers=[Conversations(max_demo_turns=2)])
     """
 

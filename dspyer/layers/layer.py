@@ -105,7 +105,8 @@ class Layer:
         ...         output = yield from inner(call)
         ...         print(call.node, "wrote", dict(output.patch))
         ...         return output
-        >>> graph = Graph().add_node("shout", lambda text: {"loud": text.upper()}, layers=[Shown()])
+        >>> graph = Graph().add_node("shout", lambda text: {"loud": text.upper()},
+        ...     layers=[Shown()])
         >>> graph.add_path(START, "shout", END).compile()(text="hey").loud
         shout begins
         shout wrote {'loud': 'HEY'}
@@ -149,7 +150,8 @@ class Layer:
             ...         self.calls += 1
             ...         print("call", self.calls, "in this run")
             ...         return (yield from inner(call))
-            >>> graph = Graph(name="Shout").add_node("shout", lambda text: {"loud": text.upper()}, layers=[PerRun()])
+            >>> graph = Graph(name="Shout").add_node("shout",
+            ...     lambda text: {"loud": text.upper()}, layers=[PerRun()])
             >>> program = graph.add_path(START, "shout", END).compile()
             >>> [program(text=text).loud for text in ("a", "b")]
             call 1 in this run
@@ -171,8 +173,10 @@ class Layer:
             ...     def around(self, call, inner):
             ...         print("around", call.node)
             ...         return (yield from inner(call))
-            >>> graph = Graph().add_node("a", lambda n: {"n": n + 1}).add_node("b", lambda n: {"n": n + 1})
-            >>> graph.add_path(START, "a", "b", END).compile(layers=[OfB()]).run({"n": 1}).state["n"]
+            >>> graph = Graph().add_node("a", lambda n: {"n": n + 1}).add_node("b",
+            ...     lambda n: {"n": n + 1})
+            >>> graph.add_path(START, "a", "b", END).compile(layers=[OfB()]).run(
+            ...     {"n": 1}).state["n"]
             around b
             3
         """
@@ -193,7 +197,8 @@ class Layer:
             ...         if call.read("text") == "hey":
             ...             return call.reply(Reply({"loud": "HEY HEY"}))
             ...         return (yield from inner(call))
-            >>> graph = Graph().add_node("shout", lambda text: {"loud": text.upper()}, layers=[Known()])
+            >>> graph = Graph().add_node("shout", lambda text: {"loud": text.upper()},
+            ...     layers=[Known()])
             >>> program = graph.add_path(START, "shout", END).compile()
             >>> program(text="hey").loud, program(text="you").loud
             ('HEY HEY', 'YOU')
@@ -218,7 +223,8 @@ class Layer:
             ...         print(run.graph.name, "begins")
             ...         yield
             ...         print(run.graph.name, "has ended")
-            >>> graph = Graph(name="Shout").add_node("shout", lambda text: {"loud": text.upper()})
+            >>> graph = Graph(name="Shout").add_node("shout",
+            ...     lambda text: {"loud": text.upper()})
             >>> with using(Shown()):
             ...     graph.add_path(START, "shout", END).compile()(text="hey").loud
             Shout begins
@@ -243,8 +249,10 @@ class Layer:
             ...     def admit(self, call):
             ...         if call.read("hour") >= 18:
             ...             raise Stop("it is after 6 pm")
-            >>> graph = Graph().add_node("shout", lambda hour, text: {"loud": text.upper()}, layers=[Open()])
-            >>> run = graph.add_path(START, "shout", END).compile().run({"text": "hey", "hour": 19})
+            >>> graph = Graph().add_node("shout",
+            ...     lambda hour, text: {"loud": text.upper()}, layers=[Open()])
+            >>> run = graph.add_path(START, "shout", END).compile().run(
+            ...     {"text": "hey", "hour": 19})
             >>> run.status, run.error.reason
             ('stopped', 'it is after 6 pm')
         """
@@ -263,7 +271,8 @@ class Layer:
             ...     def event(self, event):
             ...         return None if isinstance(event, NodeStarted) else event
             >>> graph = Graph().add_node("shout", lambda text: {"loud": text.upper()})
-            >>> run = graph.add_path(START, "shout", END).compile(layers=[Quiet()]).run({"text": "hey"})
+            >>> run = graph.add_path(START, "shout", END).compile(layers=[Quiet()]).run(
+            ...     {"text": "hey"})
             >>> [type(event).__name__ for event in run.events]
             ['RunStarted', 'Committed', 'Committed', 'RunEnded']
         """
@@ -293,8 +302,10 @@ class Layer:
             ...         self.calls += 1
             ...     def rows(self, commit):
             ...         return [NewRow("calls", 1)]
-            >>> graph = Graph().add_node("count", lambda n: {"n": n + 1}, writes=["n"]).add_edge(START, "count")
-            >>> graph = graph.add_conditional_edges("count", lambda n: "count", ["count", END])
+            >>> graph = Graph().add_node("count", lambda n: {"n": n + 1},
+            ...     writes=["n"]).add_edge(START, "count")
+            >>> graph = graph.add_conditional_edges("count", lambda n: "count",
+            ...     ["count", END])
             >>> thread = graph.compile(layers=[Most(2)], store=":memory:").thread("t")
             >>> thread.run({"n": 0}).state["n"], thread.resume().error.reason
             (2, '2 calls')
@@ -323,8 +334,10 @@ class Layer:
             ...         if ends and isinstance(value, ZeroDivisionError):
             ...             value.add_note("give another n")
             ...         return value
-            >>> graph = Graph().add_node("half", lambda n: {"n": 1 / n}, layers=[Helped()])
-            >>> graph.add_path(START, "half", END).compile().run({"n": 0}).error.__notes__[-1]
+            >>> graph = Graph().add_node("half", lambda n: {"n": 1 / n},
+            ...     layers=[Helped()])
+            >>> graph.add_path(START, "half", END).compile().run(
+            ...     {"n": 0}).error.__notes__[-1]
             'give another n'
         """
         del failure, ends
@@ -404,9 +417,12 @@ def replies(call: Call, change: Callable[[Reply], Reply]) -> Call:
         >>> from dspyer.extend import Layer, Reply, replies
         >>> class Loud(Layer):
         ...     def around(self, call, inner):
-        ...         change = lambda reply: Reply({name: text.upper() for name, text in reply.updates.items()})
+        ...         change = lambda reply: Reply(
+        ...             {name: text.upper()
+        ...             for name, text in reply.updates.items()})
         ...         return (yield from inner(replies(call, change)))
-        >>> graph = Graph().add_node("greet", lambda name: {"text": f"Hi {name}"}, layers=[Loud()])
+        >>> graph = Graph().add_node("greet", lambda name: {"text": f"Hi {name}"},
+        ...     layers=[Loud()])
         >>> graph.add_path(START, "greet", END).compile()(name="Ada").text
         'HI ADA'
     """
@@ -443,7 +459,8 @@ def using(*layers: Layer) -> Iterator[None]:
         ...         self.calls += 1
         ...         return (yield from inner(call))
         >>> graph = Graph().add_node("shout", lambda text: {"loud": text.upper()})
-        >>> program, counted = graph.add_path(START, "shout", END).compile(), Counted()
+        >>> program, counted = graph.add_path(START, "shout",
+        ...     END).compile(), Counted()
         >>> with using(counted):
         ...     results = [program(text=text).loud for text in ("a", "b")]
         >>> counted.calls, program(text="c").loud, counted.calls

@@ -73,7 +73,8 @@ def source_class(name: str, base: type[ModuleType], text: str | SourceText) -> t
 
     Example:
         >>> import inspect
-        >>> Chain = source_class("Chain", dspy.Module, "class Chain(dspy.Module):\\n    'a -> b'\\n")
+        >>> Chain = source_class("Chain", dspy.Module,
+        ...     "class Chain(dspy.Module):\\n    'a -> b'\\n")
         >>> print(inspect.getsource(Chain))
         class Chain(dspy.Module):
             'a -> b'

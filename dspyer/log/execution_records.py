@@ -283,7 +283,8 @@ def usage_alone(call: LMCall) -> LMCall:
     """Return a call without messages, response and the text of an error.
 
     Example:
-        >>> call = LMCall("trunk:1", "a", "a", "lm", None, 1, 1, 0.0, 0.1, 0.0, failed="ValueError: odd", response="x")
+        >>> call = LMCall("trunk:1", "a", "a", "lm", None, 1, 1, 0.0, 0.1, 0.0,
+        ...     failed="ValueError: odd", response="x")
         >>> usage_alone(call).failed, usage_alone(call).response
         ('ValueError', None)
     """

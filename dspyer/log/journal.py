@@ -409,7 +409,7 @@ class Journal:
             logger.warning("the lease of thread %r could not be renewed: %s", self.thread, error)
 
     def stopped_at(self) -> int | None:
-        """Return the number of the row with which another one (`t.stop()`) ends the run; None if nothing stopped it.
+        """Return the number of the row with which `thread.stop()` ends the run; None if nothing stopped it.
 
         It is not the next number of this journal, which has given numbers to rows that the fence has refused.
         """

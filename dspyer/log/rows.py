@@ -232,7 +232,8 @@ def add_tokens(total: dict[str, Any], more: Mapping[str, Any]) -> None:
 
     Example:
         >>> total = {"lm": {"prompt_tokens": 1}}
-        >>> add_tokens(total, {"lm": {"prompt_tokens": 2, "details": {"cached": 1}, "id": "x"}})
+        >>> add_tokens(total, {"lm": {"prompt_tokens": 2, "details": {"cached": 1},
+        ...     "id": "x"}})
         >>> total
         {'lm': {'prompt_tokens': 3, 'details': {'cached': 1}}}
     """
@@ -248,7 +249,8 @@ def sum_usage(parts: Iterable[Mapping[str, Mapping[str, Any]]]) -> dict[str, LMU
 
     Example:
         >>> one = {"lm": {"total_tokens": 1, "requests": 1, "cost": 0.5}}
-        >>> sum_usage([one, {"lm": {"total_tokens": 1, "requests": 1, "cost": None}}])
+        >>> sum_usage([one, {"lm": {"total_tokens": 1, "requests": 1,
+        ...     "cost": None}}])
         {'lm': {'total_tokens': 2, 'requests': 2, 'cost': None}}
     """
     total: dict[str, LMUsage] = {}
@@ -266,8 +268,10 @@ def usage_of_calls(calls: Iterable[LMCall]) -> dict[str, LMUsage]:
     Example:
         >>> from dataclasses import replace
         >>> call = LMCall("trunk:1", "a", "a", "lm", None, 3, 1, 0.5, 0.1, 0.0)
-        >>> usage_of_calls([call, replace(call, requests=0, cached=True, cost=0.0)])["lm"]
-        {'prompt_tokens': 6, 'completion_tokens': 2, 'total_tokens': 8, 'requests': 1, 'cost': 0.5}
+        >>> usage_of_calls([call, replace(call, requests=0, cached=True,
+        ...     cost=0.0)])["lm"]
+        {'prompt_tokens': 6, 'completion_tokens': 2, 'total_tokens': 8, 'requests':
+        1, 'cost': 0.5}
     """
     return sum_usage(
         {
@@ -287,7 +291,8 @@ def total_cost(usage: Mapping[str, Mapping[str, Any]]) -> float | None:
     """The cost of all language models in US dollars; None if that of one is not known.
 
     Example:
-        >>> total_cost({"a": {"cost": 0.25}, "b": {"cost": 0.5}}), total_cost({"a": {"cost": None}}), total_cost({})
+        >>> (total_cost({"a": {"cost": 0.25}, "b": {"cost": 0.5}}),
+        ...     total_cost({"a": {"cost": None}}), total_cost({}))
         (0.75, None, 0.0)
     """
     costs = [used.get("cost") for used in usage.values()]

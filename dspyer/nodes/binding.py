@@ -180,9 +180,11 @@ def plan_templates(
 
     Example:
         >>> from dspyer.extend import Flaws, NodeOptions
-        >>> judge = dspy.Predict(dspy.Signature("text -> label", "Name the label, in {language}."))
+        >>> judge = dspy.Predict(dspy.Signature("text -> label",
+        ...     "Name the label, in {language}."))
         >>> options = NodeOptions("judge", Schema.of(None))
-        >>> plan_templates([judge], options, {"text": "text"}, Flaws(options.who)).names
+        >>> plan_templates([judge], options, {"text": "text"},
+        ...     Flaws(options.who)).names
         ('language',)
     """
     if not (modules or options.computed or options.views):  # as of most nodes
@@ -647,7 +649,8 @@ def resources_of(resources: Mapping[type, object] | Iterable[object] | None) -> 
 
     Example:
         >>> resources_of([print])
-        mappingproxy({<class 'builtin_function_or_method'>: <built-in function print>})
+        mappingproxy({<class 'builtin_function_or_method'>: <built-in function
+        print>})
     """
     if resources is None:
         return NOTHING

@@ -67,7 +67,8 @@ def read_signature(
         The signature, with what is wrong with it.
 
     Example:
-        >>> read_signature(lambda question, k=3: None, "node 'search'").parameters[1]
+        >>> read_signature(lambda question, k=3: None, "node 'search'").parameters[
+        ...     1]
         Parameter(name='k', annotation=typing.Any, text='', default=True)
     """
     source = plain_function(fn)

@@ -259,7 +259,8 @@ class Context:
             ...     if ctx.attempt < 3:
             ...         raise ConnectionError("no line")
             ...     return {"tries": ctx.attempt}
-            >>> graph = Graph().add_node("fetch", fetch, writes=["tries"], retry=3).add_path(START, "fetch", END)
+            >>> graph = Graph().add_node("fetch", fetch, writes=["tries"],
+            ...     retry=3).add_path(START, "fetch", END)
             >>> with no_pauses():
             ...     graph.compile().run({}).state["tries"]
             3
@@ -276,7 +277,8 @@ class Context:
             >>> from dspyer import END, START, Graph
             >>> def search(ctx):
             ...     return {"depth": "deep" if ctx.seconds_left > 10 else "quick"}
-            >>> graph = Graph().add_node("search", search, writes=["depth"], timeout=60).add_path(START, "search", END)
+            >>> graph = Graph().add_node("search", search, writes=["depth"],
+            ...     timeout=60).add_path(START, "search", END)
             >>> graph.compile().run({}).state["depth"]
             'deep'
         """
@@ -296,9 +298,11 @@ class Context:
 
         Example:
             >>> from dspyer import END, START, Graph
-            >>> graph = Graph().add_node("fetch", lambda ctx: ctx.emit("half done"), writes=[])
+            >>> graph = Graph().add_node("fetch", lambda ctx: ctx.emit("half done"),
+            ...     writes=[])
             >>> with graph.add_path(START, "fetch", END).compile().stream({}) as events:
-            ...     [event.value for event in events if type(event).__name__ == "Emitted"]
+            ...     [event.value for event in events if type(event).__name__
+            ...         == "Emitted"]
             ['half done']
         """
         attempt = self.delegate
@@ -339,7 +343,8 @@ class Context:
             ...     receipt = ctx.once("charge", lambda: print("charged") or "r-1")
             ...     ctx.interrupt("ship", "Ship it?")
             ...     return {"receipt": receipt}
-            >>> graph = Graph().add_node("pay", pay, writes=["receipt"]).add_path(START, "pay", END)
+            >>> graph = Graph().add_node("pay", pay, writes=["receipt"]).add_path(START,
+            ...     "pay", END)
             >>> thread = graph.compile(store=":memory:").thread("order-7")
             >>> thread.run({}).status
             charged
@@ -392,7 +397,8 @@ class Context:
             >>> from dspyer import END, START, Graph
             >>> def send(draft, ctx):
             ...     return {"sent": ctx.interrupt("approve", f"Send {draft!r}?", bool)}
-            >>> graph = Graph().add_node("send", send, writes=["sent"]).add_path(START, "send", END)
+            >>> graph = Graph().add_node("send", send, writes=["sent"]).add_path(START,
+            ...     "send", END)
             >>> thread = graph.compile(store=":memory:").thread("mail-1")
             >>> thread.run({"draft": "Dear Ada"}).questions[0].text
             "Send 'Dear Ada'?"
@@ -433,14 +439,18 @@ class Context:
             >>> def look_up(topic):
             ...     print("looked up")
             ...     return {"found": f"{topic}: 6:12"}
-            >>> inner = Graph(inputs=["topic"]).add_node("look_up", look_up, writes=["found"])
-            >>> inner = inner.add_interrupt("use", question="Use {found}?", answer=bool, into="used")
+            >>> inner = Graph(inputs=["topic"]).add_node("look_up", look_up,
+            ...     writes=["found"])
+            >>> inner = inner.add_interrupt("use", question="Use {found}?", answer=bool,
+            ...     into="used")
             >>> inner = inner.add_path(START, "look_up", "use", END)
             >>> def plan(topic, research, ctx):
             ...     result = ctx.call(research, {"topic": topic})
             ...     return {"plan": result.found if result.used else "none"}
-            >>> graph = Graph(name="Plan").add_node("plan", plan, modules={"research": inner}, writes=["plan"])
-            >>> thread = graph.add_path(START, "plan", END).compile(store=":memory:").thread("t-1")
+            >>> graph = Graph(name="Plan").add_node("plan", plan,
+            ...     modules={"research": inner}, writes=["plan"])
+            >>> thread = graph.add_path(START, "plan", END).compile(
+            ...     store=":memory:").thread("t-1")
             >>> thread.run({"topic": "high water"}).questions[0].text
             looked up
             'Use high water: 6:12?'
@@ -459,13 +469,16 @@ class Context:
         Example:
             >>> import asyncio
             >>> from dspyer import END, START, Graph
-            >>> shout = Graph(inputs=["text"]).add_node("shout", lambda text: {"loud": text.upper()}, writes=["loud"])
+            >>> shout = Graph(inputs=["text"]).add_node("shout",
+            ...     lambda text: {"loud": text.upper()}, writes=["loud"])
             >>> async def both(texts, shout, ctx):
-            ...     calls = [ctx.acall(shout, {"text": text}, key=f"text-{i}") for i, text in enumerate(texts)]
-            ...     return {"loud": [found.loud for found in await asyncio.gather(*calls)]}
-            >>> graph = Graph(name="Both").add_node(
-            ...     "both", both, modules={"shout": shout.add_path(START, "shout", END)}, writes=["loud"]
-            ... )
+            ...     calls = [ctx.acall(shout, {"text": text}, key=f"text-{i}")
+            ...         for i, text in enumerate(texts)]
+            ...     return {"loud": [found.loud for found in await asyncio.gather(
+            ...         *calls)]}
+            >>> graph = Graph(name="Both").add_node("both", both,
+            ...     modules={"shout": shout.add_path(START, "shout", END)},
+            ...     writes=["loud"])
             >>> graph.add_path(START, "both", END).compile()(texts=["hey", "you"]).loud
             ['HEY', 'YOU']
         """
@@ -488,11 +501,13 @@ class Context:
             >>> from typing import Annotated
             >>> from pydantic import create_model
             >>> from dspyer import END, START, Graph, reducers
-            >>> Log = create_model("Log", lines=(Annotated[list[str], reducers.append], []))
+            >>> Log = create_model("Log", lines=(Annotated[list[str], reducers.append],
+            ...     []))
             >>> def work(ctx):
             ...     ctx.post("lines", "started")
             ...     return {"lines": "done"}
-            >>> graph = Graph(Log).add_node("work", work, writes=["lines"]).add_path(START, "work", END)
+            >>> graph = Graph(Log).add_node("work", work, writes=["lines"]).add_path(
+            ...     START, "work", END)
             >>> graph.compile().run({}).state.to_dict()["lines"]
             ['started', 'done']
         """
@@ -545,14 +560,17 @@ class Context:
             >>> from typing import Annotated
             >>> from pydantic import create_model
             >>> from dspyer import END, START, Graph, reducers, view
-            >>> Log = create_model("Log", lines=(Annotated[list[str], reducers.append], []), last=(str, ""))
+            >>> Log = create_model("Log", lines=(Annotated[list[str], reducers.append],
+            ...     []), last=(str, ""))
             >>> def read(ctx):
             ...     (entry,) = ctx.view(view("lines").last(1))
             ...     return {"last": f"{entry.author}: {entry.value}"}
-            >>> graph = Graph(Log).add_node("write", lambda state: {"lines": "tide at 6"}, writes=["lines"])
+            >>> graph = Graph(Log).add_node("write",
+            ...     lambda state: {"lines": "mail at 6"}, writes=["lines"])
             >>> graph = graph.add_node("read", read, reads=["lines"], writes=["last"])
-            >>> graph.add_path(START, "write", "read", END).compile().run({}).state["last"]
-            'write: tide at 6'
+            >>> graph.add_path(START, "write", "read", END).compile().run({}).state[
+            ...     "last"]
+            'write: mail at 6'
         """
         attempt = self.delegate
         attempt.check_running("looks at a view")
@@ -586,8 +604,10 @@ class Context:
             >>> def watch(n, ctx):
             ...     print(ctx.delta().patch)
             >>> graph = Graph().add_node("watch", watch, writes=[])
-            >>> graph = graph.add_node("add", lambda n: {"n": n + 1}, writes=["n"]).add_path(START, "watch", "add")
-            >>> graph = graph.add_conditional_edges("add", lambda n: "watch" if n < 2 else END, ["watch", END])
+            >>> graph = graph.add_node("add", lambda n: {"n": n + 1},
+            ...     writes=["n"]).add_path(START, "watch", "add")
+            >>> graph = graph.add_conditional_edges("add", lambda n: "watch" if n < 2
+            ...     else END, ["watch", END])
             >>> graph.compile().run({"n": 0}).status
             {'n': 0}
             {'n': 1}
@@ -637,17 +657,19 @@ class Context:
             >>> from typing import Annotated
             >>> from pydantic import create_model
             >>> from dspyer import END, START, Graph, live, reducers
-            >>> Pad = create_model("Pad", notes=(Annotated[list[str], reducers.append, live], []))
+            >>> Pad = create_model("Pad", notes=(Annotated[list[str], reducers.append,
+            ...     live], []))
             >>> def writes(ctx):
-            ...     ctx.post("notes", "tide at 6")
+            ...     ctx.post("notes", "mail at 6")
             >>> def reads(ctx):
             ...     for note in ctx.live("notes"):
             ...         print(note.author, note.value)
             >>> graph = Graph(Pad).add_node("writes", writes, writes=["notes"])
             >>> graph = graph.add_node("reads", reads, reads=["notes"], writes=[])
-            >>> graph = graph.add_edge(START, ["writes", "reads"]).add_edge(["writes", "reads"], END)
+            >>> graph = graph.add_edge(START, ["writes", "reads"]).add_edge(
+            ...     ["writes", "reads"], END)
             >>> graph.compile().run({}).status
-            writes tide at 6
+            writes mail at 6
             'completed'
         """
         attempt = self.delegate
@@ -671,7 +693,8 @@ class Context:
 
         Example:
             >>> from dspyer import END, START, Graph
-            >>> graph = Graph().add_node("count", lambda ctx: ctx.doing("counting"), writes=[])
+            >>> graph = Graph().add_node("count", lambda ctx: ctx.doing("counting"),
+            ...     writes=[])
             >>> run = graph.add_path(START, "count", END).compile().run({})
             >>> [event.text for event in run.events if type(event).__name__ == "Doing"]
             ['counting']
@@ -689,7 +712,8 @@ class Context:
 
         Example:
             >>> from dspyer import END, START, Graph
-            >>> graph = Graph().add_node("alone", lambda ctx: {"peers": len(ctx.peers())}, writes=["peers"])
+            >>> graph = Graph().add_node("alone", lambda ctx: {
+            ...     "peers": len(ctx.peers())}, writes=["peers"])
             >>> graph.add_path(START, "alone", END).compile().run({}).state["peers"]
             0
         """

@@ -68,8 +68,10 @@ def check_names(
 
     Example:
         >>> from dspyer.schema.schema import Schema
-        >>> check_names({"labl": "kind"}, "writes", "node 'judge'", own=["label"], schema=Schema.of(None))
-        ["node 'judge': 'labl' in writes is none of its outputs ('label'). Did you mean 'label'?"]
+        >>> check_names({"labl": "kind"}, "writes", "node 'judge'", own=["label"],
+        ...     schema=Schema.of(None))
+        ["node 'judge': 'labl' in writes is none of its outputs ('label'). Did you
+        mean 'label'?"]
     """
     problems = []
     for left, right in names.items():
@@ -109,7 +111,7 @@ def unknown_outputs_text(names: Iterable[str], schema: Schema) -> str:
 
 CONTAINERS = (list, tuple, dict, set, frozenset)
 MANUAL_AUTHOR = "update"
-"""The author of a commit that was made with `t.update`."""
+"""The author of a commit that was made with `thread.update`."""
 
 
 def view_problems(view: View, name: str, schema: Schema, who: str) -> list[str]:

@@ -385,11 +385,15 @@ class Node:
         ...     def script(self, call):
         ...         ballots = []
         ...         for _ in range(3):
-        ...             ballots.append((yield call.module("judge", text=call.read("text"))).label)
+        ...             ballots.append((yield call.module("judge",
+        ...                 text=call.read("text"))).label)
         ...         return Reply({"label": max(set(ballots), key=ballots.count)})
-        >>> vote = Vote(reads=["text"], writes=["label"], modules={"judge": dspy.Predict("text -> label")})
-        >>> program = Graph().add_node("vote", vote).add_path(START, "vote", END).compile()
-        >>> program.set_lm(ScriptedLM([{"label": "spam"}, {"label": "ham"}, {"label": "spam"}]))
+        >>> vote = Vote(reads=["text"], writes=["label"],
+        ...     modules={"judge": dspy.Predict("text -> label")})
+        >>> program = Graph().add_node("vote", vote).add_path(START, "vote",
+        ...     END).compile()
+        >>> program.set_lm(ScriptedLM([{"label": "spam"}, {"label": "ham"},
+        ...     {"label": "spam"}]))
         >>> program(text="Win!").label
         'spam'
 
@@ -610,7 +614,8 @@ class Flaws:
             Both.
 
         Example:
-            >>> Flaws("node 'vote'", ["node 'vote': it has no judge"]).built(None).problems
+            >>> Flaws("node 'vote'", ["node 'vote': it has no judge"]).built(
+            ...     None).problems
             ("node 'vote': it has no judge",)
         """
         return Built(node, module, tuple(self.problems), tuple(self.unknown), **more)

@@ -83,7 +83,8 @@ def run_script(script: Script[T]) -> T:
 
     Example:
         >>> def doubled():
-        ...     return 2 * (yield FunctionStep(lambda text: len(text), {"text": "abc"}), None)
+        ...     return 2 * (yield FunctionStep(lambda text: len(text),
+        ...         {"text": "abc"}), None)
         >>> run_script(doubled())
         6
     """
@@ -115,7 +116,8 @@ async def arun_script(script: Script[T]) -> T:
     Example:
         >>> import asyncio
         >>> def doubled():
-        ...     return 2 * (yield FunctionStep(lambda text: len(text), {"text": "abc"}), None)
+        ...     return 2 * (yield FunctionStep(lambda text: len(text),
+        ...         {"text": "abc"}), None)
         >>> asyncio.run(arun_script(doubled()))
         6
     """
@@ -173,7 +175,8 @@ def wrapped(script: Script[T], wrap: Callable[[Step], Step]) -> Script[T]:
         >>> class Shows(Layer):
         ...     def around(self, call, inner):
         ...         return wrapped(inner(call), Shown)
-        >>> graph = Graph().add_node("shout", lambda text: {"loud": text.upper()}, layers=[Shows()])
+        >>> graph = Graph().add_node("shout", lambda text: {"loud": text.upper()},
+        ...     layers=[Shows()])
         >>> graph.add_path(START, "shout", END).compile()(text="hey").loud
         a call of shout
         'HEY'

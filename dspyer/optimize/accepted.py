@@ -31,10 +31,12 @@ def accepted_only(program: CompiledGraph) -> CompiledGraph:
         >>> from dspyer import END, START, Graph
         >>> from dspyer.testing import ScriptedLM
         >>> graph = Graph().add_node("draft", dspy.Predict("question -> answer"))
-        >>> graph = graph.add_check("short", lambda answer: ["too long"] if len(answer) > 3 else [], of="draft")
+        >>> graph = graph.add_check("short", lambda answer: ["too long"]
+        ...     if len(answer) > 3 else [], of="draft")
         >>> program = graph.add_path(START, "draft", END).compile()
         >>> for each in (program, accepted_only(program)):
-        ...     with ScriptedLM([{"answer": "four"}, {"answer": "4"}]), dspy.context(trace=[]):
+        ...     with ScriptedLM([{"answer": "four"},
+        ...         {"answer": "4"}]), dspy.context(trace=[]):
         ...         _ = each(question="2 + 2?")
         ...         print([dict(outputs) for _, _, outputs in dspy.settings.trace])
         [{'answer': 'four'}, {'answer': '4'}]

@@ -59,10 +59,14 @@ def dataset(
         >>> from dspyer import END, START, Archive, Graph
         >>> from dspyer.stores import Memory
         >>> store = Memory()
-        >>> graph = Graph().add_node("sort", lambda text: {"label": "north"}, writes=["label"])
-        >>> thread = graph.add_path(START, "sort", END).compile(store=store).thread("t-1")
-        >>> _ = thread.run({"text": "A dry day"}), thread.update({"label": "south"}, as_node="sort")
-        >>> [dict(one) for one in dataset(Archive(store), {"gold_label": "label"}, corrected=True)]
+        >>> graph = Graph().add_node("sort", lambda text: {"label": "north"},
+        ...     writes=["label"])
+        >>> thread = graph.add_path(START, "sort", END).compile(store=store).thread(
+        ...     "t-1")
+        >>> _ = thread.run({"text": "A dry day"}), thread.update({"label": "south"},
+        ...     as_node="sort")
+        >>> [dict(one) for one in dataset(Archive(store), {"gold_label": "label"},
+        ...     corrected=True)]
         [{'text': 'A dry day', 'gold_label': 'south', 'corrected': ['label']}]
     """
     given: object = archive

@@ -51,10 +51,13 @@ class FewShot(dspy.BootstrapFewShot):
         >>> from dspyer import END, START, Graph, optimize
         >>> from dspyer.testing import ScriptedLM
         >>> graph = Graph().add_node("find", dspy.Predict("question -> place"))
-        >>> graph = graph.add_node("say", dspy.Predict("place -> answer")).add_path(START, "find", "say", END)
+        >>> graph = graph.add_node("say", dspy.Predict("place -> answer")).add_path(
+        ...     START, "find", "say", END)
         >>> equals = optimize.equals
-        >>> metric = optimize.by_field({"place": equals("place"), "answer": equals("answer")}, goal="answer")
-        >>> train = [dspy.Example(question="Where?", place="north", answer="It is north.").with_inputs("question")]
+        >>> metric = optimize.by_field({"place": equals("place"),
+        ...     "answer": equals("answer")}, goal="answer")
+        >>> train = [dspy.Example(question="Where?", place="north",
+        ...     answer="It is north.").with_inputs("question")]
         >>> few_shot = optimize.FewShot(metric, max_labeled_demos=0)
         >>> with ScriptedLM([{"place": "north"}, {"answer": "No idea."}]):
         ...     tuned = few_shot.compile(graph.compile(), trainset=train)
@@ -117,11 +120,14 @@ class FewShot(dspy.BootstrapFewShot):
             >>> import dspy
             >>> from dspyer import END, START, Graph, optimize
             >>> from dspyer.testing import ScriptedLM
-            >>> program = Graph().add_node("find", dspy.Predict("text -> place")).add_path(START, "find", END).compile()
-            >>> metric = optimize.by_field({"place": optimize.equals("place")}, goal="place")
+            >>> program = Graph().add_node("find", dspy.Predict(
+            ...     "text -> place")).add_path(START, "find", END).compile()
+            >>> metric = optimize.by_field({"place": optimize.equals("place")},
+            ...     goal="place")
             >>> train = [dspy.Example(text="Where?", place="north").with_inputs("text")]
             >>> with ScriptedLM([{"place": "south"}, {"place": "north"}]) as lm:
-            ...     tuned = optimize.FewShot(metric, rollouts=3).compile(program, trainset=train)
+            ...     tuned = optimize.FewShot(metric, rollouts=3).compile(program,
+            ...         trainset=train)
             >>> tuned.find.demos[0].place, len(lm.calls)
             ('north', 2)
         """

@@ -68,7 +68,8 @@ class GEPAStats(ShownTable):
         warnings: what is wrong with the metric, as far as it shows.
 
     Example:
-        >>> print(GEPAStats({"search.predict": PredictorTuning("search.predict", judged=4, right=3, selected=1)}))
+        >>> print(GEPAStats({"search.predict": PredictorTuning("search.predict",
+        ...     judged=4, right=3, selected=1)}))
         predictor       right given right inputs  selected  kept
         search.predict                 0.75 of 4         1     0
         0 gold runs
@@ -347,9 +348,11 @@ class GEPA(dspy.GEPA):
     Example:
         >>> import dspy
         >>> from dspyer import optimize
-        >>> def exact(example, prediction, trace=None, pred_name=None, pred_trace=None):
+        >>> def exact(example, prediction, trace=None, pred_name=None,
+        ...     pred_trace=None):
         ...     return prediction.answer == example.answer
-        >>> gepa = optimize.GEPA(exact, reflection_lm=dspy.LM("openai/gpt-5"), max_metric_calls=400)
+        >>> gepa = optimize.GEPA(exact, reflection_lm=dspy.LM("openai/gpt-5"),
+        ...     max_metric_calls=400)
         >>> gepa.component_selector
         'culprits'
     """
@@ -407,12 +410,18 @@ class GEPA(dspy.GEPA):
             >>> import dspy
             >>> from dspyer import END, START, Graph, optimize
             >>> from dspyer.testing import ScriptedLM
-            >>> graph = Graph().add_node("add", dspy.Predict("question -> answer")).add_path(START, "add", END)
-            >>> examples = [dspy.Example(question="1 + 2?", answer="3"), dspy.Example(question="2 + 2?", answer="4")]
+            >>> graph = Graph().add_node("add", dspy.Predict(
+            ...     "question -> answer")).add_path(START, "add", END)
+            >>> examples = [dspy.Example(question="1 + 2?", answer="3"),
+            ...     dspy.Example(question="2 + 2?", answer="4")]
             >>> examples = [example.with_inputs("question") for example in examples]
-            >>> metric = optimize.by_field({"answer": optimize.equals("answer")}, goal="answer")
-            >>> gepa = optimize.GEPA(metric, reflection_lm=ScriptedLM([]), max_metric_calls=2, num_threads=1)
-            >>> with ScriptedLM([{"answer": "3"}, {"answer": "4"}]), redirect_stdout(io.StringIO()):  # progress bars
+            >>> metric = optimize.by_field({"answer": optimize.equals("answer")},
+            ...     goal="answer")
+            >>> gepa = optimize.GEPA(metric, reflection_lm=ScriptedLM([]),
+            ...     max_metric_calls=2, num_threads=1)
+            >>> # progress bars
+            ... with ScriptedLM([{"answer": "3"}, {"answer": "4"}]), redirect_stdout(
+            ...     io.StringIO()):
             ...     tuned = gepa.compile(graph.compile(), trainset=examples)
             >>> gepa.stats.gold_runs
             0

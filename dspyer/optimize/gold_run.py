@@ -728,11 +728,15 @@ def culprits(program: dspy.Module, example: dspy.Example, metric: FieldMetric) -
         >>> import dspy
         >>> from dspyer import END, START, Graph
         >>> from dspyer.optimize import by_field, equals
-        >>> graph = Graph().add_node("count", lambda text: {"words": len(text)}, writes=["words"])
-        >>> graph = graph.add_node("grade", lambda words: {"long": words > 4}, writes=["long"])
+        >>> graph = Graph().add_node("count", lambda text: {"words": len(text)},
+        ...     writes=["words"])
+        >>> graph = graph.add_node("grade", lambda words: {"long": words > 4},
+        ...     writes=["long"])
         >>> program = graph.add_path(START, "count", "grade", END).compile()
-        >>> metric = by_field({"words": equals("words"), "long": equals("long")}, goal="long")
-        >>> print(culprits(program, dspy.Example(text="high tide", words=2, long=False).with_inputs("text"), metric))
+        >>> metric = by_field({"words": equals("words"), "long": equals("long")},
+        ...     goal="long")
+        >>> print(culprits(program, dspy.Example(text="last order", words=2,
+        ...     long=False).with_inputs("text"), metric))
         100 % count (not tunable): `words` is 9, expected 2.
     """
     validate(program, metric, "culprits", example=[example])

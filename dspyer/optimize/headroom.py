@@ -106,11 +106,15 @@ def headroom(program: dspy.Module, devset: Sequence[dspy.Example], metric: Field
         >>> import dspy
         >>> from dspyer import END, START, Graph
         >>> from dspyer.optimize import by_field, equals, headroom
-        >>> graph = Graph().add_node("count", lambda text: {"words": len(text)}, writes=["words"])
-        >>> graph = graph.add_node("grade", lambda words: {"long": words > 2}, writes=["long"])
+        >>> graph = Graph().add_node("count", lambda text: {"words": len(text)},
+        ...     writes=["words"])
+        >>> graph = graph.add_node("grade", lambda words: {"long": words > 2},
+        ...     writes=["long"])
         >>> program = graph.add_path(START, "count", "grade", END).compile()
-        >>> metric = by_field({"words": equals("words"), "long": equals("long")}, goal="long")
-        >>> print(headroom(program, [dspy.Example(text="high tide", words=2, long=False).with_inputs("text")], metric))
+        >>> metric = by_field({"words": equals("words"), "long": equals("long")},
+        ...     goal="long")
+        >>> print(headroom(program, [dspy.Example(text="last order", words=2,
+        ...     long=False).with_inputs("text")], metric))
         goal `long`: 0 of 1 right; 0 LM calls
         field  right  given right inputs  goal if it were gold  runs it breaks
         words   0.00                0.00                  1.00               0

@@ -69,9 +69,11 @@ class Record:
 
     Example:
         >>> from dspyer import END, START, Graph
-        >>> graph = Graph().add_node("add", lambda n: {"n": n + 1}, writes=["n"]).add_path(START, "add", END)
+        >>> graph = Graph().add_node("add", lambda n: {"n": n + 1},
+        ...     writes=["n"]).add_path(START, "add", END)
         >>> record = graph.compile().run({"n": 1}).record()
-        >>> [(step.node, step.kind, step.wrote["n"].value) for step in record.steps], record.state("trunk:1")["n"]
+        >>> ([(step.node, step.kind, step.wrote["n"].value)
+        ...     for step in record.steps], record.state("trunk:1")["n"])
         ([('START', 'start', 1), ('add', 'function', 2)], 2)
     """
 
@@ -198,9 +200,12 @@ class Record:
 
         Example:
             >>> from dspyer import END, START, Graph
-            >>> graph = Graph().add_node("add", lambda n, key: {"n": n + 1}, writes=["n"]).add_path(START, "add", END)
-            >>> record = graph.compile(redact=["key"]).run({"n": 1, "key": "k-42"}).record()
-            >>> [record.may_use(name, one.value) for name, one in record.steps[0].wrote.items()]
+            >>> graph = Graph().add_node("add", lambda n, key: {"n": n + 1},
+            ...     writes=["n"]).add_path(START, "add", END)
+            >>> record = graph.compile(redact=["key"]).run(
+            ...     {"n": 1, "key": "k-42"}).record()
+            >>> [record.may_use(name, one.value)
+            ...     for name, one in record.steps[0].wrote.items()]
             [True, False]
         """
         if self.hidden == "function" or find_opaque(value) is not None:
@@ -227,11 +232,14 @@ class Record:
 
         Example:
             >>> from dspyer import END, START, Graph
-            >>> graph = Graph().add_interrupt("ok", question="Send it?", answer=bool, into="sent")
-            >>> t = graph.add_path(START, "ok", END).compile(store=":memory:").thread("t-42")
+            >>> graph = Graph().add_interrupt("ok", question="Send it?", answer=bool,
+            ...     into="sent")
+            >>> t = graph.add_path(START, "ok", END).compile(store=":memory:").thread(
+            ...     "t-42")
             >>> t.run({}).status, t.resume({"ok": True}, by="ada").status
             ('interrupted', 'completed')
-            >>> [(answer.value, answer.by) for answer in t.record().answers("t-42.1/trunk:1")]
+            >>> [(answer.value, answer.by) for answer in t.record().answers(
+            ...     "t-42.1/trunk:1")]
             [(True, 'ada')]
         """
         asked = [step.asked for step in (self.steps if id is None else self._within(id)) if step.asked is not None]
@@ -246,7 +254,8 @@ class Record:
 
         Example:
             >>> from dspyer import END, START, Graph
-            >>> graph = Graph().add_node("add", lambda n: {"n": n + 1}, writes=["n"]).add_path(START, "add", END)
+            >>> graph = Graph().add_node("add", lambda n: {"n": n + 1},
+            ...     writes=["n"]).add_path(START, "add", END)
             >>> graph.compile().run({"n": 1}).record().messages()
             []
         """
@@ -283,7 +292,8 @@ class Record:
 
         Example:
             >>> from dspyer import END, START, Graph
-            >>> graph = Graph().add_node("add", lambda n: {"n": n + 1}, writes=["n"]).add_path(START, "add", END)
+            >>> graph = Graph().add_node("add", lambda n: {"n": n + 1},
+            ...     writes=["n"]).add_path(START, "add", END)
             >>> found = graph.compile().run({"n": 1}).record().to_dict()
             >>> found["values"][found["steps"][1]["wrote"]["n"]["value"]]
             2

@@ -65,7 +65,8 @@ class CompiledGraph(dspy.Module):
 
     Example:
         >>> from dspyer import END, START, Graph
-        >>> graph = Graph().add_node("shout", lambda state: {"loud": state["text"].upper()})
+        >>> graph = Graph().add_node("shout", lambda state: {
+        ...     "loud": state["text"].upper()})
         >>> program = graph.add_path(START, "shout", END).compile()
         >>> program(text="hey").loud
         'HEY'
@@ -96,6 +97,10 @@ class CompiledGraph(dspy.Module):
     ) -> Run:
         """Runs the graph and returns the run with its state, commits, events and errors.
 
+        Ctrl-C, a closed stream and a cancelled task stop it: sync nodes are finished and committed, async nodes are
+        cancelled. Ctrl-C raises `KeyboardInterrupt` once, when the end of the run is written; pressed again, it is
+        raised at once. It needs Python's own handler of SIGINT.
+
         Args:
             inputs: the inputs by name.
             resources: objects for parameters that are annotated with their type: clients, connections; never stored.
@@ -113,7 +118,8 @@ class CompiledGraph(dspy.Module):
 
         Example:
             >>> from dspyer import END, START, Graph
-            >>> graph = Graph().add_node("shout", lambda state: {"loud": state["text"].upper()})
+            >>> graph = Graph().add_node("shout", lambda state: {
+            ...     "loud": state["text"].upper()})
             >>> run = graph.add_path(START, "shout", END).compile().run({"text": "hey"})
             >>> run.status, run.prediction.loud
             ('completed', 'HEY')
@@ -134,8 +140,10 @@ class CompiledGraph(dspy.Module):
         Example:
             >>> import asyncio
             >>> from dspyer import END, START, Graph
-            >>> graph = Graph().add_node("shout", lambda state: {"loud": state["text"].upper()})
-            >>> asyncio.run(graph.add_path(START, "shout", END).compile().arun({"text": "hey"})).status
+            >>> graph = Graph().add_node("shout", lambda state: {
+            ...     "loud": state["text"].upper()})
+            >>> asyncio.run(graph.add_path(START, "shout", END).compile().arun(
+            ...     {"text": "hey"})).status
             'completed'
         """
         return await arun_program(self, inputs, new_request(resources, live, budget, answers=answers))
@@ -176,8 +184,10 @@ class CompiledGraph(dspy.Module):
 
         Example:
             >>> from dspyer import END, START, Graph
-            >>> graph = Graph().add_node("shout", lambda state: {"loud": state["text"].upper()})
-            >>> with graph.add_path(START, "shout", END).compile().stream({"text": "hey"}) as stream:
+            >>> graph = Graph().add_node("shout", lambda state: {
+            ...     "loud": state["text"].upper()})
+            >>> with graph.add_path(START, "shout", END).compile().stream(
+            ...     {"text": "hey"}) as stream:
             ...     names = [type(event).__name__ for event in stream]
             >>> names[0], names[-1], stream.run.state["loud"]
             ('RunStarted', 'RunEnded', 'HEY')
@@ -187,7 +197,8 @@ class CompiledGraph(dspy.Module):
             >>> import dspy
             >>> from dspyer.events import Token
             >>> from dspyer.testing import ScriptedLM
-            >>> graph = Graph().add_node("answer", dspy.Predict("question -> answer")).add_path(START, "answer", END)
+            >>> graph = Graph().add_node("answer", dspy.Predict(
+            ...     "question -> answer")).add_path(START, "answer", END)
             >>> with dspy.context(lm=ScriptedLM([{"answer": "in the north"}])):
             ...     stream = graph.compile().stream({"question": "Where?"}, tokens=True)
             ...     texts = [event.text for event in stream if isinstance(event, Token)]
@@ -214,9 +225,11 @@ class CompiledGraph(dspy.Module):
         Example:
             >>> import asyncio
             >>> from dspyer import END, START, Graph
-            >>> graph = Graph().add_node("shout", lambda state: {"loud": state["text"].upper()})
+            >>> graph = Graph().add_node("shout", lambda state: {
+            ...     "loud": state["text"].upper()})
             >>> async def main(program):
-            ...     return [type(event).__name__ async for event in program.astream({"text": "hey"})]
+            ...     return [type(event).__name__ async
+            ...         for event in program.astream({"text": "hey"})]
             >>> asyncio.run(main(graph.add_path(START, "shout", END).compile()))[-1]
             'RunEnded'
         """
@@ -242,7 +255,8 @@ class CompiledGraph(dspy.Module):
             ...     usd = 0.5
             >>> def convert(amount: float, rates: Rates) -> dict:
             ...     return {"euros": amount * rates.usd}
-            >>> program = Graph().add_node("convert", convert).add_path(START, "convert", END).compile()
+            >>> program = Graph().add_node("convert", convert).add_path(START,
+            ...     "convert", END).compile()
             >>> program.with_resources([Rates()])(amount=8).euros
             4.0
         """
@@ -285,7 +299,8 @@ class CompiledGraph(dspy.Module):
         Example:
             >>> from concurrent.futures import ThreadPoolExecutor
             >>> from dspyer import END, START, Graph
-            >>> graph = Graph().add_node("shout", lambda state: {"loud": state["text"].upper()})
+            >>> graph = Graph().add_node("shout", lambda state: {
+            ...     "loud": state["text"].upper()})
             >>> program = graph.add_path(START, "shout", END).compile()
             >>> with ThreadPoolExecutor(2) as pool:
             ...     program.with_executor(pool)(text="hey").loud
@@ -311,7 +326,8 @@ class CompiledGraph(dspy.Module):
 
         Example:
             >>> from dspyer import END, START, Graph
-            >>> graph = Graph().add_node("shout", lambda state: {"loud": state["text"].upper()})
+            >>> graph = Graph().add_node("shout", lambda state: {
+            ...     "loud": state["text"].upper()})
             >>> list(graph.add_path(START, "shout", END).compile().graph.nodes)
             ['shout']
         """
@@ -327,8 +343,11 @@ class CompiledGraph(dspy.Module):
             migrate: converts the state that an earlier graph left in the thread (a plain dict) to the one with which
                 this graph continues; called once, by the next run or resume. Without it new fields get their defaults,
                 those that are gone leave the state with a warning, and values that do not fit are refused.
+                A new reducer folds the updates from now on; what an old one has made stays.
             graphs: names of other graphs whose thread this one may continue: the name that it had before, or those of
                 graphs that work on one thread by turns.
+                graphs that work on one thread by turns. A graph that has no name of its own, `Graph(name=...)`, is
+                refused only if it has no node and no field in common with the last one.
 
         Returns:
             The handle on it.
@@ -339,7 +358,8 @@ class CompiledGraph(dspy.Module):
 
         Example:
             >>> from dspyer import END, START, Graph
-            >>> graph = Graph().add_node("shout", lambda state: {"loud": state["text"].upper()})
+            >>> graph = Graph().add_node("shout", lambda state: {
+            ...     "loud": state["text"].upper()})
             >>> program = graph.add_path(START, "shout", END).compile(store=":memory:")
             >>> program.thread("t-42").run({"text": "hey"}).state["loud"]
             'HEY'
@@ -364,7 +384,8 @@ class CompiledGraph(dspy.Module):
 
         Example:
             >>> from dspyer import END, START, Graph
-            >>> graph = Graph().add_node("shout", lambda state: {"loud": state["text"].upper()})
+            >>> graph = Graph().add_node("shout", lambda state: {
+            ...     "loud": state["text"].upper()})
             >>> program = graph.add_path(START, "shout", END).compile(store=":memory:")
             >>> _ = program.thread("t-42").run({"text": "hey"})
             >>> _ = program.thread("t-43").run({"text": "you"})
@@ -398,7 +419,8 @@ class CompiledGraph(dspy.Module):
 
         Example:
             >>> from dspyer import END, START, Graph
-            >>> graph = Graph().add_node("shout", lambda state: {"loud": state["text"].upper()})
+            >>> graph = Graph().add_node("shout", lambda state: {
+            ...     "loud": state["text"].upper()})
             >>> graph.add_path(START, "shout", END).compile(store=":memory:").recover()
             []
         """
@@ -433,7 +455,8 @@ class CompiledGraph(dspy.Module):
 
         Example:
             >>> from dspyer import END, START, Graph
-            >>> graph = Graph().add_node("shout", lambda state: {"loud": state["text"].upper()})
+            >>> graph = Graph().add_node("shout", lambda state: {
+            ...     "loud": state["text"].upper()})
             >>> graph.add_path(START, "shout", END).compile()(text="hey")
             Prediction(
                 loud='HEY'
@@ -447,8 +470,10 @@ class CompiledGraph(dspy.Module):
         Example:
             >>> import asyncio
             >>> from dspyer import END, START, Graph
-            >>> graph = Graph().add_node("shout", lambda state: {"loud": state["text"].upper()})
-            >>> asyncio.run(graph.add_path(START, "shout", END).compile().acall(text="hey")).loud
+            >>> graph = Graph().add_node("shout", lambda state: {
+            ...     "loud": state["text"].upper()})
+            >>> asyncio.run(graph.add_path(START, "shout", END).compile().acall(
+            ...     text="hey")).loud
             'HEY'
         """
         return await acall_program(self, args, inputs)
@@ -463,8 +488,10 @@ class CompiledGraph(dspy.Module):
             >>> import dspy
             >>> from dspyer import END, START, Graph
             >>> graph = Graph().add_node("ask", dspy.Predict("text -> question"))
-            >>> graph = graph.add_node("answer", dspy.Predict("question -> answer"), frozen=True)
-            >>> [name for name, _ in graph.add_path(START, "ask", "answer", END).compile().named_parameters()]
+            >>> graph = graph.add_node("answer", dspy.Predict("question -> answer"),
+            ...     frozen=True)
+            >>> [name for name, _ in graph.add_path(START, "ask", "answer",
+            ...     END).compile().named_parameters()]
             ['ask']
         """
         # DSPy leaves out what is in a compiled module, but no module that is a parameter itself, as `dspy.Predict` is.
@@ -526,7 +553,8 @@ class CompiledGraph(dspy.Module):
         Example:
             >>> import dspy
             >>> from dspyer import END, START, Graph
-            >>> graph = Graph().add_node("answer", dspy.Predict("question -> answer")).add_path(START, "answer", END)
+            >>> graph = Graph().add_node("answer", dspy.Predict(
+            ...     "question -> answer")).add_path(START, "answer", END)
             >>> tuned, fresh = graph.compile(), graph.compile()
             >>> tuned.answer.demos = [dspy.Example(question="1 + 1", answer="2")]
             >>> fresh.load_state(tuned.dump_state())

@@ -176,7 +176,7 @@ class Run:
     Attributes:
         run_id: its id.
         status: `"completed"`, `"failed"`, `"interrupted"` if it waits for answers, or `"stopped"`: by a budget or
-            `t.stop()`, because its stream was closed or dropped, its task was cancelled, or Ctrl-C was pressed.
+            `thread.stop()`, because its stream was closed or dropped, its task was cancelled, or Ctrl-C was pressed.
         state: the final state; of a run that is not completed, the last state that all branches shared.
         error: what the failing node raised; a `RunStoppedError` of a stopped run; else None.
         questions: the questions that an interrupted run waits for, in branch order.
@@ -193,7 +193,8 @@ class Run:
 
     Example:
         >>> from dspyer import END, START, Graph
-        >>> graph = Graph().add_node("add", lambda state: {"n": state["n"] + 1}).add_path(START, "add", END)
+        >>> graph = Graph().add_node("add", lambda state: {"n": state["n"]
+        ...     + 1}).add_path(START, "add", END)
         >>> run = graph.compile().run({"n": 1})
         >>> run.state.to_dict(), run.blame("n").node, run.diff(0, 1)
         ({'n': 2}, 'add', {'n': 2})
@@ -269,7 +270,8 @@ class Run:
 
         Example:
             >>> from dspyer import END, START, Graph
-            >>> graph = Graph().add_node("add", lambda n: {"n": n + 1}, writes=["n"]).add_path(START, "add", END)
+            >>> graph = Graph().add_node("add", lambda n: {"n": n + 1},
+            ...     writes=["n"]).add_path(START, "add", END)
             >>> prediction = graph.compile()(n=1)
             >>> Run.of(prediction).blame("n").node
             'add'
@@ -294,8 +296,10 @@ class Run:
 
         Example:
             >>> from dspyer import END, START, Graph
-            >>> graph = Graph().add_node("add", lambda n: {"n": n + 1}, writes=["n"]).add_edge(START, "add")
-            >>> graph = graph.add_conditional_edges("add", lambda n: END if n > 2 else "add", [END, "add"])
+            >>> graph = Graph().add_node("add", lambda n: {"n": n + 1},
+            ...     writes=["n"]).add_edge(START, "add")
+            >>> graph = graph.add_conditional_edges("add", lambda n: END if n > 2
+            ...     else "add", [END, "add"])
             >>> graph.compile().run({"n": 0}).counts["add"].visits
             3
         """
@@ -309,7 +313,8 @@ class Run:
 
         Example:
             >>> from dspyer import END, START, Graph
-            >>> graph = Graph().add_node("add", lambda n: {"n": n + 1}, writes=["n"]).add_path(START, "add", END)
+            >>> graph = Graph().add_node("add", lambda n: {"n": n + 1},
+            ...     writes=["n"]).add_path(START, "add", END)
             >>> [commit.node for commit in graph.compile().run({"n": 1}).commits]
             ['START', 'add']
         """
@@ -321,9 +326,11 @@ class Run:
 
         Example:
             >>> from dspyer import END, START, Graph
-            >>> graph = Graph(merge={"x": "last_write_wins"}).add_edge(START, ["a", "b"]).add_edge(["a", "b"], END)
+            >>> graph = Graph(merge={"x": "last_write_wins"}).add_edge(START,
+            ...     ["a", "b"]).add_edge(["a", "b"], END)
             >>> for name in ("a", "b"):
-            ...     graph = graph.add_node(name, lambda ctx: {"x": ctx.node}, writes=["x"])
+            ...     graph = graph.add_node(name, lambda ctx: {"x": ctx.node},
+            ...         writes=["x"])
             >>> run = graph.compile().run({})
             >>> [conflict.path for conflict in run.conflicts]
             [('x',)]
@@ -339,7 +346,8 @@ class Run:
 
         Example:
             >>> from dspyer import END, START, Graph
-            >>> graph = Graph().add_node("add", lambda n: {"n": n + 1}, writes=["n"]).add_path(START, "add", END)
+            >>> graph = Graph().add_node("add", lambda n: {"n": n + 1},
+            ...     writes=["n"]).add_path(START, "add", END)
             >>> graph.compile().run({"n": 1}).usage
             {}
         """
@@ -354,7 +362,8 @@ class Run:
 
         Example:
             >>> from dspyer import END, START, Graph
-            >>> graph = Graph().add_node("add", lambda n: {"n": n + 1}, writes=["n"]).add_path(START, "add", END)
+            >>> graph = Graph().add_node("add", lambda n: {"n": n + 1},
+            ...     writes=["n"]).add_path(START, "add", END)
             >>> graph.compile().run({"n": 1}).cost
             0.0
         """
@@ -368,7 +377,8 @@ class Run:
 
         Example:
             >>> from dspyer import END, START, Graph
-            >>> graph = Graph().add_node("half", lambda n: {"h": 1 / n}, writes=["h"]).add_path(START, "half", END)
+            >>> graph = Graph().add_node("half", lambda n: {"h": 1 / n},
+            ...     writes=["h"]).add_path(START, "half", END)
             >>> print(*graph.compile().run({"n": 0}).failures)
             half (execution trunk:1, attempt 1): ZeroDivisionError: division by zero
         """
@@ -385,7 +395,8 @@ class Run:
 
         Example:
             >>> from dspyer import END, START, Graph
-            >>> graph = Graph().add_node("add", lambda n: {"n": n + 1}, writes=["n"]).add_path(START, "add", END)
+            >>> graph = Graph().add_node("add", lambda n: {"n": n + 1},
+            ...     writes=["n"]).add_path(START, "add", END)
             >>> graph.compile().run({"n": 1}).prediction.n
             2
         """
@@ -403,7 +414,8 @@ class Run:
 
         Example:
             >>> from dspyer import END, START, Graph
-            >>> graph = Graph().add_node("half", lambda n: {"h": 1 / n}, writes=["h"]).add_path(START, "half", END)
+            >>> graph = Graph().add_node("half", lambda n: {"h": 1 / n},
+            ...     writes=["h"]).add_path(START, "half", END)
             >>> graph.compile().run({"n": 0}).raise_error()
             Traceback (most recent call last):
             ZeroDivisionError: division by zero
@@ -421,9 +433,11 @@ class Run:
             >>> import dspy
             >>> from dspyer import END, START, Graph
             >>> from dspyer.testing import ScriptedLM
-            >>> graph = Graph().add_node("pay", lambda text: {"reply": "paid"}, writes=["reply"]).add_edge("pay", END)
+            >>> graph = Graph().add_node("pay", lambda text: {"reply": "paid"},
+            ...     writes=["reply"]).add_edge("pay", END)
             >>> triage = dspy.ChainOfThought("text -> desk: Literal['pay', 'end']")
-            >>> program = graph.add_conditional_edges(START, triage, {"pay": "pay", "end": END}).compile()
+            >>> program = graph.add_conditional_edges(START, triage,
+            ...     {"pay": "pay", "end": END}).compile()
             >>> with ScriptedLM([{"reasoning": "It asks for money.", "desk": "pay"}]):
             ...     program.run({"text": "please pay"}).routing_reason
             'It asks for money.'
@@ -444,7 +458,8 @@ class Run:
 
         Example:
             >>> from dspyer import END, START, Graph
-            >>> graph = Graph().add_node("add", lambda n: {"n": n + 1}, writes=["n"]).add_path(START, "add", END)
+            >>> graph = Graph().add_node("add", lambda n: {"n": n + 1},
+            ...     writes=["n"]).add_path(START, "add", END)
             >>> run = graph.compile().run({"n": 1})
             >>> run.at(0)["n"], run.at("trunk:1")["n"]
             (1, 2)
@@ -466,7 +481,8 @@ class Run:
 
         Example:
             >>> from dspyer import END, START, Graph
-            >>> graph = Graph().add_node("add", lambda n: {"n": n + 1}, writes=["n"]).add_path(START, "add", END)
+            >>> graph = Graph().add_node("add", lambda n: {"n": n + 1},
+            ...     writes=["n"]).add_path(START, "add", END)
             >>> graph.compile().run({"n": 1}).diff(0, 1)
             {'n': 2}
         """
@@ -486,11 +502,12 @@ class Run:
             The commit; its `node` is the author.
 
         Raises:
-            LookupError: if no commit of this run has written there. `t.blame(path)` searches all runs of the thread.
+            LookupError: if no commit of this run has written there. `thread.blame(path)` searches all runs.
 
         Example:
             >>> from dspyer import END, START, Graph
-            >>> graph = Graph().add_node("rate", lambda: {"score": {"fit": 3}}, writes=["score"])
+            >>> graph = Graph().add_node("rate", lambda: {"score": {"fit": 3}},
+            ...     writes=["score"])
             >>> run = graph.add_path(START, "rate", END).compile().run({})
             >>> run.blame("score.fit").node
             'rate'
@@ -536,8 +553,10 @@ class Run:
         Example:
             >>> from dspyer import END, START, Graph
             >>> graph = Graph().add_node("add", lambda n: {"n": n + 1}, writes=["n"])
-            >>> graph = graph.add_node("show", lambda n, unit: {"text": f"{n} {unit}"}, writes=["text"])
-            >>> run = graph.add_path(START, "add", "show", END).compile().run({"n": 1, "unit": "m"})
+            >>> graph = graph.add_node("show", lambda n, unit: {"text": f"{n} {unit}"},
+            ...     writes=["text"])
+            >>> run = graph.add_path(START, "add", "show", END).compile().run(
+            ...     {"n": 1, "unit": "m"})
             >>> run.sources("trunk:2"), run.sources("trunk:1")
             ({'n': ('trunk:1',), 'unit': ('trunk:0',)}, {'n': ('trunk:0',)})
         """
@@ -567,7 +586,8 @@ class Run:
             >>> from dspyer import END, START, Graph
             >>> from dspyer.testing import ScriptedLM
             >>> graph = Graph().add_node("draft", dspy.Predict("question -> answer"))
-            >>> graph = graph.add_check("short", lambda answer: ["too long"] if len(answer) > 3 else [], of="draft")
+            >>> graph = graph.add_check("short", lambda answer: ["too long"]
+            ...     if len(answer) > 3 else [], of="draft")
             >>> program = graph.add_path(START, "draft", END).compile()
             >>> with ScriptedLM([{"answer": "four"}, {"answer": "4"}]):
             ...     (repair,) = program.run({"question": "2 + 2?"}).repairs()
@@ -585,8 +605,10 @@ class Run:
 
         Example:
             >>> from dspyer import END, START, Graph
-            >>> graph = Graph().add_node("add", lambda n: {"n": n + 1}, writes=["n"]).add_path(START, "add", END)
-            >>> [(step.node, step.status, step.to) for step in graph.compile().run({"n": 1}).record().steps]
+            >>> graph = Graph().add_node("add", lambda n: {"n": n + 1},
+            ...     writes=["n"]).add_path(START, "add", END)
+            >>> [(step.node, step.status, step.to) for step in graph.compile().run(
+            ...     {"n": 1}).record().steps]
             [('START', 'done', ('add',)), ('add', 'done', ('END',))]
         """
         if self._source is not None:
@@ -614,8 +636,10 @@ class Run:
 
         Example:
             >>> from dspyer import END, START, Graph
-            >>> graph = Graph().add_map("read", lambda doc: doc.upper(), over="docs", item="doc", into="texts")
-            >>> items = graph.add_path(START, "read", END).compile().run({"docs": ["a", "b"]}).items("read")
+            >>> graph = Graph().add_map("read", lambda doc: doc.upper(), over="docs",
+            ...     item="doc", into="texts")
+            >>> items = graph.add_path(START, "read", END).compile().run(
+            ...     {"docs": ["a", "b"]}).items("read")
             >>> items.done, items.results, str(items)
             (2, {0: 'A', 1: 'B'}, 'read: 2 of 2 items')
         """
@@ -642,10 +666,13 @@ class Run:
             ...     "Adds two numbers."
             ...     return a + b
             >>> program = agents.tool_loop("question -> answer: int", [add]).compile()
-            >>> calls = [{"name": "add", "args": {"a": 1, "b": 2}}], [{"name": "submit", "args": {"answer": 3}}]
-            >>> with ScriptedLM([{"next_thought": "", "tool_calls": {"tool_calls": call}} for call in calls]):
+            >>> calls = [{"name": "add", "args": {"a": 1, "b": 2}}], [
+            ...     {"name": "submit", "args": {"answer": 3}}]
+            >>> with ScriptedLM([{"next_thought": "",
+            ...     "tool_calls": {"tool_calls": call}} for call in calls]):
             ...     run = program.run({"question": "1 + 2?"})
-            >>> [(call.name, call.value) for turn in run.trajectory for call in turn.calls]
+            >>> [(call.name, call.value) for turn in run.trajectory
+            ...     for call in turn.calls]
             [('add', 3), ('submit', {'answer': 3})]
         """
         logs = {self._scope: self._log} | {scope: one.log for scope, one in self._inner.items()}
@@ -672,7 +699,8 @@ class Run:
 
         Example:
             >>> from dspyer import END, START, Graph
-            >>> graph = Graph().add_node("add", lambda n: {"n": n + 1}, writes=["n"]).add_path(START, "add", END)
+            >>> graph = Graph().add_node("add", lambda n: {"n": n + 1},
+            ...     writes=["n"]).add_path(START, "add", END)
             >>> print(graph.compile().run({"n": 1}).report())
             Run completed in ...: graph 'Graph', 2 commits, 1 node call
             ...
@@ -695,8 +723,10 @@ class Run:
 
         Example:
             >>> from dspyer import END, START, Graph
-            >>> graph = Graph().add_node("size", lambda text: {"size": len(text)}, writes=["size"])
-            >>> tokens = graph.add_path(START, "size", END).compile().run({"text": "high tide at six"}).view_tokens()
+            >>> graph = Graph().add_node("size", lambda text: {"size": len(text)},
+            ...     writes=["size"])
+            >>> tokens = graph.add_path(START, "size", END).compile().run(
+            ...     {"text": "last order at six"}).view_tokens()
             >>> tokens.rows[0].node, tokens.rows[0].sent
             ('size', 4)
         """
@@ -715,7 +745,8 @@ class Run:
 
         Example:
             >>> from dspyer import END, START, Graph
-            >>> graph = Graph().add_node("add", lambda n: {"n": n + 1}, writes=["n"]).add_path(START, "add", END)
+            >>> graph = Graph().add_node("add", lambda n: {"n": n + 1},
+            ...     writes=["n"]).add_path(START, "add", END)
             >>> stats = graph.compile().run({"n": 1}).stats()
             >>> stats.nodes["add"].visits, stats.nodes["add"].first_try
             (1, 1)
@@ -731,7 +762,8 @@ class Run:
 
         Example:
             >>> from dspyer import END, START, Graph
-            >>> graph = Graph().add_node("add", lambda n: {"n": n + 1}, writes=["n"]).add_path(START, "add", END)
+            >>> graph = Graph().add_node("add", lambda n: {"n": n + 1},
+            ...     writes=["n"]).add_path(START, "add", END)
             >>> graph.compile().run({"n": 1}).to_svg()[:4]
             '<svg'
         """
@@ -757,7 +789,8 @@ class Run:
         Example:
             >>> import tempfile
             >>> from dspyer import END, START, Graph
-            >>> graph = Graph().add_node("add", lambda n: {"n": n + 1}, writes=["n"]).add_path(START, "add", END)
+            >>> graph = Graph().add_node("add", lambda n: {"n": n + 1},
+            ...     writes=["n"]).add_path(START, "add", END)
             >>> with tempfile.TemporaryDirectory() as folder:
             ...     path = graph.compile().run({"n": 1}).to_html(f"{folder}/run.html")
             ...     path.name, path.read_text()[:15]
@@ -775,7 +808,8 @@ class Run:
 
         Example:
             >>> from dspyer import END, START, Graph
-            >>> graph = Graph().add_node("login", lambda token: {"user": "ann"}).add_path(START, "login", END)
+            >>> graph = Graph().add_node("login", lambda token: {
+            ...     "user": "ann"}).add_path(START, "login", END)
             >>> run = graph.compile(redact="token").run({"token": "s3cret"})
             >>> dict(run.shown[0].patch), dict(run.commits[0].patch)
             ({'token': '[redacted]'}, {'token': 's3cret'})

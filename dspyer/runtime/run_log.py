@@ -103,7 +103,7 @@ class RunLog:
         events: the events to publish after the next write.
         error: that of a write: the store failed, or refused a row. The run has failed with it.
         end_written: whether the row that ends the run is written.
-        stopped_at: the number of the row with which `t.stop()` has ended the run; None if it has not.
+        stopped_at: the number of the row with which `thread.stop()` has ended the run; None if it has not.
     """
 
     def __init__(
@@ -188,7 +188,7 @@ class RunLog:
     def source(self, schema: Schema) -> tuple[HistoryReader, str, Point] | None:
         """The place where the run can be read, up to its last row: none while its end is not written.
 
-        The end is there if this run has written it, `t.stop()` has, or the run was read as it was stored.
+        The end is there if this run has written it, `thread.stop()` has, or the run was read as it was stored.
         """
         journal = self.journal
         ended = self.end_written or journal.epoch == 0

@@ -74,7 +74,8 @@ class _Stream:
 
         Example:
             >>> from dspyer import END, START, Graph
-            >>> graph = Graph().add_node("add", lambda n: {"n": n + 1}, writes=["n"]).add_path(START, "add", END)
+            >>> graph = Graph().add_node("add", lambda n: {"n": n + 1},
+            ...     writes=["n"]).add_path(START, "add", END)
             >>> stream = graph.compile().stream({"n": 1})
             >>> count = len(list(stream))
             >>> stream.run.status
@@ -101,9 +102,11 @@ class Events(_Stream, Iterator[Event]):
 
     Example:
         >>> from dspyer import END, START, Graph
-        >>> graph = Graph().add_node("add", lambda n: {"n": n + 1}, writes=["n"]).add_path(START, "add", END)
+        >>> graph = Graph().add_node("add", lambda n: {"n": n + 1},
+        ...     writes=["n"]).add_path(START, "add", END)
         >>> with graph.compile().stream({"n": 1}) as stream:
-        ...     print([event.commit.node for event in stream if type(event).__name__ == "Committed"])
+        ...     print([event.commit.node for event in stream if type(event).__name__
+        ...         == "Committed"])
         ['START', 'add']
         >>> stream.run.state["n"]
         2
@@ -143,9 +146,11 @@ class Events(_Stream, Iterator[Event]):
 
         Example:
             >>> from dspyer import END, START, Graph
-            >>> graph = Graph().add_node("add", lambda n: {"n": n + 1}, writes=["n"]).add_path(START, "add", END)
+            >>> graph = Graph().add_node("add", lambda n: {"n": n + 1},
+            ...     writes=["n"]).add_path(START, "add", END)
             >>> stream = graph.compile().stream({"n": 1})
-            >>> stream.close()  # before the first event was asked for: nothing was started
+            >>> # before the first event was asked for: nothing was started
+            ... stream.close()
             >>> list(stream)
             []
         """
@@ -252,10 +257,12 @@ class AsyncEvents(_Stream, AsyncIterator[Event]):
     Example:
         >>> import asyncio
         >>> from dspyer import END, START, Graph
-        >>> graph = Graph().add_node("add", lambda n: {"n": n + 1}, writes=["n"]).add_path(START, "add", END)
+        >>> graph = Graph().add_node("add", lambda n: {"n": n + 1},
+        ...     writes=["n"]).add_path(START, "add", END)
         >>> async def main():
         ...     async with graph.compile().astream({"n": 1}) as stream:
-        ...         nodes = [event.commit.node async for event in stream if type(event).__name__ == "Committed"]
+        ...         nodes = [event.commit.node async for event in stream
+        ...             if type(event).__name__ == "Committed"]
         ...     return nodes, stream.run.state["n"]
         >>> asyncio.run(main())
         (['START', 'add'], 2)
@@ -316,7 +323,8 @@ class AsyncEvents(_Stream, AsyncIterator[Event]):
         Example:
             >>> import asyncio
             >>> from dspyer import END, START, Graph
-            >>> graph = Graph(inputs=["n"]).add_node("add", lambda n: {"n": n + 1}, writes=["n"])
+            >>> graph = Graph(inputs=["n"]).add_node("add", lambda n: {"n": n + 1},
+            ...     writes=["n"])
             >>> program = graph.add_path(START, "add", END).compile()
             >>> async def main(inputs):
             ...     async with await program.astream(inputs).start() as stream:
@@ -371,13 +379,16 @@ class AsyncEvents(_Stream, AsyncIterator[Event]):
         Example:
             >>> import asyncio
             >>> from dspyer import END, START, Graph
-            >>> graph = Graph().add_node("add", lambda n: {"n": n + 1}, writes=["n"]).add_path(START, "add", END)
+            >>> graph = Graph().add_node("add", lambda n: {"n": n + 1},
+            ...     writes=["n"]).add_path(START, "add", END)
             >>> async def main():
-            ...     return [message async for message in graph.compile().astream({"n": 1}).sse()]
+            ...     return [message async for message in graph.compile().astream(
+            ...         {"n": 1}).sse()]
             >>> print(asyncio.run(main())[-2].decode())
             event: RunEnded
             id: 5
-            data: {"event": "RunEnded", "run_id": "...", "status": "completed", "scope": [], "at": ...}
+            data: {"event": "RunEnded", "run_id": "...", "status": "completed", "scope":
+            [], "at": ...}
         """
         check_flags(public=public)
         return self._messages(checked_heartbeat(heartbeat), public)
@@ -432,10 +443,12 @@ class AsyncEvents(_Stream, AsyncIterator[Event]):
         Example:
             >>> import asyncio
             >>> from dspyer import END, START, Graph
-            >>> graph = Graph().add_node("add", lambda n: {"n": n + 1}, writes=["n"]).add_path(START, "add", END)
+            >>> graph = Graph().add_node("add", lambda n: {"n": n + 1},
+            ...     writes=["n"]).add_path(START, "add", END)
             >>> async def main():
             ...     stream = graph.compile().astream({"n": 1})
-            ...     await stream.aclose()  # before the first event was asked for: nothing was started
+            ...     # before the first event was asked for: nothing was started
+            ...     await stream.aclose()
             ...     return [event async for event in stream]
             >>> asyncio.run(main())
             []

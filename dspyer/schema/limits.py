@@ -21,12 +21,16 @@ Full = Literal["refuse", "drop_oldest"]
 
 
 def limit(*, kb: float, full: Full = "refuse") -> Limit:
-    """Limit what a field may hold, as part of its annotation.
+    """Limit what a field may hold, as part of its annotation, after the reducer.
+
+    Joins and replays keep it. `commit.sizes` has the bytes of the limited fields that a commit wrote.
+    The cost of measuring depends on the update, not on the size of the field.
 
     Args:
         kb: kilobytes (thousands of bytes) of the JSON form.
         full: `"refuse"`: an update that would exceed the limit is an error; `"drop_oldest"`: the oldest entries are
-            removed, in a mapping the keys that were written longest ago.
+            removed, in a mapping the keys that were written longest ago. A single entry that is too
+            large is an error either way.
 
     Returns:
         The limit.
@@ -37,7 +41,8 @@ def limit(*, kb: float, full: Full = "refuse") -> Limit:
     Example:
         >>> from typing import Annotated
         >>> from dspyer import reducers
-        >>> Notes = Annotated[list[str], reducers.append, limit(kb=40, full="drop_oldest")]
+        >>> Notes = Annotated[list[str], reducers.append,
+        ...     limit(kb=40, full="drop_oldest")]
         >>> limit(kb=500)
         limit(kb=500, full='refuse')
     """

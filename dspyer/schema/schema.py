@@ -68,7 +68,8 @@ class Schema:
         ...     words: int = 0
         >>> schema = Schema.of(Draft)
         >>> state = schema.initial_state({"title": "Bees"})
-        >>> schema.commit(state, {"words": "12"}, node="count", commit_id="trunk:1")[0]
+        >>> schema.commit(state, {"words": "12"}, node="count",
+        ...     commit_id="trunk:1")[0]
         {'words': 12}
     """
 

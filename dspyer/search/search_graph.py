@@ -129,8 +129,10 @@ def tree(
         ...     def forward(self, n):
         ...         return dspy.Prediction(n=n + 3)
         >>> def chain(tree):  # continues the last trial, three times
-        ...     return [] if len(tree) == 3 else [(([tree.root, *tree.values()])[-1].name, 0)]
-        >>> program = tree(Step(), lambda n: -abs(n - 7), chain, writes=["n"]).compile()
+        ...     return [] if len(tree) == 3 else [
+        ...         (([tree.root, *tree.values()])[-1].name, 0)]
+        >>> program = tree(Step(), lambda n: -abs(n - 7), chain,
+        ...     writes=["n"]).compile()
         >>> run = program.run({"n": 1})
         >>> run.state["n"], run.state["best"], len(run.state["tree"])
         (7, '0.0.0', 3)
@@ -201,8 +203,10 @@ def best_of(
         >>> import dspy
         >>> from dspyer.testing import ScriptedLM
         >>> short = lambda answer: -len(answer)
-        >>> program = best_of(dspy.Predict("question -> answer"), 3, short).compile()
-        >>> with ScriptedLM([{"answer": "It is 4."}, {"answer": "4"}, {"answer": "four"}]):
+        >>> program = best_of(dspy.Predict("question -> answer"), 3,
+        ...     short).compile()
+        >>> with ScriptedLM([{"answer": "It is 4."}, {"answer": "4"},
+        ...     {"answer": "four"}]):
         ...     run = program.run({"question": "2 + 2?"})
         >>> run.state["answer"], run.state["best"]
         ('4', '0.1')
@@ -251,7 +255,8 @@ def beam(
         ...     def forward(self, n):
         ...         return dspy.Prediction(n=2 * n)
         >>> solved = lambda n: n >= 40
-        >>> graph = beam(Double(), lambda n: -abs(n - 40), width=1, branch=2, depth=9, done=solved, writes=["n"])
+        >>> graph = beam(Double(), lambda n: -abs(n - 40), width=1, branch=2,
+        ...     depth=9, done=solved, writes=["n"])
         >>> run = graph.compile().run({"n": 5})
         >>> run.state["n"], run.state["best"]
         (40, '0.0.0.0')
@@ -307,7 +312,8 @@ def mcts(
         ...         return dspy.Prediction(n=2 * n)
         >>> solved = lambda n: n >= 40
         >>> near = lambda n: 1 / (1 + abs(n - 40))
-        >>> graph = mcts(Double(), near, branch=1, depth=5, max_trials=10, done=solved, writes=["n"])
+        >>> graph = mcts(Double(), near, branch=1, depth=5, max_trials=10,
+        ...     done=solved, writes=["n"])
         >>> run = graph.compile().run({"n": 5})
         >>> run.state["n"], run.state["best"], len(run.state["tree"])
         (40, '0.0.0.0', 3)

@@ -516,9 +516,11 @@ class Tree(Mapping[str, Trial]):
         last: the names of the trials of the last round.
 
     Example:
-        >>> entry = {"name": "0.0", "parent": "0", "patch": {"n": 1}, "reward": 0.5, "value": 0.5, "visits": 1}
+        >>> entry = {"name": "0.0", "parent": "0", "patch": {"n": 1}, "reward": 0.5,
+        ...     "value": 0.5, "visits": 1}
         >>> tree = Tree({"0.0": {**entry, "done": False, "failure": None}}, ["0.0"])
-        >>> tree["0.0"].reward, [trial.name for trial in tree.children(tree.root)], tree.root.visits
+        >>> (tree["0.0"].reward, [trial.name for trial in tree.children(tree.root)],
+        ...     tree.root.visits)
         (0.5, ['0.0'], 1)
     """
 

@@ -50,7 +50,8 @@ def agui(
 
     Example:
         >>> from dspyer import END, START, Graph
-        >>> graph = Graph(inputs=["message"]).add_node("greet", lambda message: {"reply": "Hi!"}, writes=["reply"])
+        >>> graph = Graph(inputs=["message"]).add_node("greet",
+        ...     lambda message: {"reply": "Hi!"}, writes=["reply"])
         >>> program = graph.add_path(START, "greet", END).compile(store=":memory:")
         >>> def thread(request, body):
         ...     return f"{request.headers['x-user']}/{body.thread_id}"
@@ -112,9 +113,12 @@ def router(
         >>> from starlette.applications import Starlette
         >>> from starlette.routing import Mount
         >>> from dspyer import END, START, Graph
-        >>> graph = Graph(inputs=["message"]).add_node("greet", lambda message: {"reply": "Hi!"}, writes=["reply"])
+        >>> graph = Graph(inputs=["message"]).add_node("greet",
+        ...     lambda message: {"reply": "Hi!"}, writes=["reply"])
         >>> program = graph.add_path(START, "greet", END).compile(store=":memory:")
-        >>> chats = router(program, thread=lambda request, name: f"{request.headers['x-user']}/{name}")
+        >>> chats = router(
+        ...     program,
+        ...     thread=lambda request, name: f"{request.headers['x-user']}/{name}")
         >>> app = Starlette(routes=[Mount("/chats", app=chats)])
     """
     try:

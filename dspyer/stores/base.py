@@ -294,15 +294,20 @@ class Store(ABC):
         >>> from dspyer.stores import Memory
         >>> from dspyer.stores.content import Content
         >>> store = Memory()
-        >>> rows = [Row(0, "open", {"node": "START"}), Row(1, "commit", {"id": "trunk:1"}, Content("42"))]
-        >>> store.write(Change("t-1", run=RunRow("r", "t-1", (), {}), rows_of="r", rows=rows, head=Point("r", 1)))
+        >>> rows = [Row(0, "open", {"node": "START"}),
+        ...     Row(1, "commit", {"id": "trunk:1"}, Content("42"))]
+        >>> store.write(Change("t-1", run=RunRow("r", "t-1", (), {}), rows_of="r",
+        ...     rows=rows, head=Point("r", 1)))
         1
-        >>> store.write(Change("t-1", epoch=1, next_epoch=2, owner=Owner("host", 7, "today", "x"), lease=30.0))
+        >>> store.write(Change("t-1", epoch=1, next_epoch=2,
+        ...     owner=Owner("host", 7, "today", "x"), lease=30.0))
         2
-        >>> store.write(Change("t-1", epoch=1, rows_of="r", rows=[Row(2, "end", {})]))
+        >>> store.write(Change("t-1", epoch=1, rows_of="r",
+        ...     rows=[Row(2, "end", {})]))
         Traceback (most recent call last):
         ...
-        dspyer.errors.ConcurrentRunError: thread 't-1' was taken over by another run: it has epoch 2, ...
+        dspyer.errors.ConcurrentRunError: thread 't-1' was taken over by another
+        run: it has epoch 2, ...
         >>> store.thread("t-1").head
         Point(run='r', seq=1)
         >>> store.rows("r", first=1)[0].content.value(store.blobs)
@@ -340,8 +345,10 @@ class Store(ABC):
         Example:
             >>> from dspyer.stores import Memory
             >>> store = Memory()
-            >>> change = Change("t", run=RunRow("r", "t", (), {}), rows_of="r", rows=[Row(0, "open", {})])
-            >>> store.write(change), store.write(change)  # the second one changes nothing
+            >>> change = Change("t", run=RunRow("r", "t", (), {}), rows_of="r",
+            ...     rows=[Row(0, "open", {})])
+            >>> # the second one changes nothing
+            ... (store.write(change), store.write(change))
             (1, 1)
         """
 
@@ -416,7 +423,8 @@ class Store(ABC):
             >>> from dspyer.stores import Memory
             >>> store = Memory()
             >>> for epoch, run in enumerate("ba"):
-            ...     _ = store.write(Change("t", epoch, run=RunRow(run, "t", (), {"started": epoch})))
+            ...     _ = store.write(Change("t", epoch,
+            ...         run=RunRow(run, "t", (), {"started": epoch})))
             >>> [run.id for run in store.runs("t")]
             ['b', 'a']
         """
@@ -432,10 +440,14 @@ class Store(ABC):
         Example:
             >>> from dspyer.stores import Memory
             >>> store = Memory()
-            >>> rows = [Row(0, "open", {"node": "START"}), Row(1, "end", {"status": "failed"})]
-            >>> run = RunRow("r", "t-1", (), {"graph": "Support", "started": 1_760_000_000.0})
-            >>> _ = store.write(Change("t-1", run=run, rows_of="r", rows=rows, head=Point("r", 1)))
-            >>> [(listed.run.id, listed.status) for listed in store.list_runs(RunQuery(graph="Support"))]
+            >>> rows = [Row(0, "open", {"node": "START"}),
+            ...     Row(1, "end", {"status": "failed"})]
+            >>> run = RunRow("r", "t-1", (), {"graph": "Support",
+            ...     "started": 1_760_000_000.0})
+            >>> _ = store.write(Change("t-1", run=run, rows_of="r", rows=rows,
+            ...     head=Point("r", 1)))
+            >>> [(listed.run.id, listed.status) for listed in store.list_runs(
+            ...     RunQuery(graph="Support"))]
             [('r', 'failed')]
         """
         asked = None if query.run is None or query.last else self.run(query.run)
@@ -473,7 +485,8 @@ class Store(ABC):
             >>> from dspyer.stores import Memory
             >>> store = Memory()
             >>> rows = [Row(seq, "commit", {}) for seq in range(5)]
-            >>> _ = store.write(Change(run=RunRow("r", "", (), {}), rows_of="r", rows=rows))
+            >>> _ = store.write(Change(run=RunRow("r", "", (), {}), rows_of="r",
+            ...     rows=rows))
             >>> [row.seq for row in store.rows("r", 1, 3)]
             [1, 2, 3]
         """
@@ -486,7 +499,8 @@ class Store(ABC):
             >>> from dspyer.stores import Memory
             >>> store, content = Memory(), Content("x" * 20_000)
             >>> rows = [Row(0, "commit", {}, content)]
-            >>> _ = store.write(Change(run=RunRow("r", "", (), {}), rows_of="r", rows=rows))
+            >>> _ = store.write(Change(run=RunRow("r", "", (), {}), rows_of="r",
+            ...     rows=rows))
             >>> [len(blob) for blob in store.blobs(content.refs).values()]
             [20000]
         """
@@ -527,7 +541,8 @@ class Store(ABC):
             >>> from dspyer.stores import Memory
             >>> store = Memory()
             >>> rows = [Row(seq, "commit", {}) for seq in range(5)]
-            >>> _ = store.write(Change("t", run=RunRow("r", "t", (), {}), rows_of="r", rows=rows, head=Point("r", 4)))
+            >>> _ = store.write(Change("t", run=RunRow("r", "t", (), {}), rows_of="r",
+            ...     rows=rows, head=Point("r", 4)))
             >>> _ = store.write(Change("copy", head=Point("r", 2)))
             >>> report = store.delete(["t"], {"t": 1})
             >>> report.rows, report.kept  # rows 3 and 4; the copy keeps the others
@@ -551,7 +566,8 @@ class Store(ABC):
             >>> from dspyer.stores import Memory
             >>> store = Memory()
             >>> rows = [Row(seq, "commit", {}) for seq in range(5)]
-            >>> _ = store.write(Change("t", run=RunRow("r", "t", (), {}), rows_of="r", rows=rows, head=Point("r", 4)))
+            >>> _ = store.write(Change("t", run=RunRow("r", "t", (), {}), rows_of="r",
+            ...     rows=rows, head=Point("r", 4)))
             >>> _ = store.write(Change("t", 1, root=Point("r", 3)))
             >>> store.delete_unreachable("t").rows
             3

@@ -42,6 +42,8 @@ class Encrypted(StoreAround):
     """A store that encrypts contents before another store writes them.
 
     A pickle of it contains no key: once loaded, it takes the key from the environment.
+    Patches, values, answers, results, errors and snapshots are encrypted. Names of threads, nodes, questions and
+    effects, the order of commits, routes and times stay readable without the key.
 
     Args:
         store: the store that keeps the encrypted runs, or its address, as `compile(store=...)` takes it.
@@ -55,9 +57,11 @@ class Encrypted(StoreAround):
 
     Example:
         >>> from dspyer import END, START, Graph
-        >>> graph = Graph().add_node("shout", lambda state: {"loud": state["text"].upper()})
+        >>> graph = Graph().add_node("shout", lambda state: {
+        ...     "loud": state["text"].upper()})
         >>> store = Encrypted(":memory:", key=Encrypted.new_key())
-        >>> t = graph.add_path(START, "shout", END).compile(store=store).thread("t-42")
+        >>> t = graph.add_path(START, "shout", END).compile(store=store).thread(
+        ...     "t-42")
         >>> t.run({"text": "secret"}).state["loud"]
         'SECRET'
     """

@@ -55,7 +55,8 @@ class Memory(Store):
 
     Example:
         >>> from dspyer import END, START, Graph
-        >>> program = Graph().add_node("a", lambda state: {"n": 1}).add_path(START, "a", END).compile(store=Memory())
+        >>> program = Graph().add_node("a", lambda state: {"n": 1}).add_path(START,
+        ...     "a", END).compile(store=Memory())
         >>> program.thread("t-1").run({}).state["n"]
         1
         >>> Memory(max_threads=1000)

@@ -256,8 +256,10 @@ def split_address(address: str) -> tuple[str, str, str | None]:
     """An address for the driver, the same one without its password, and the schema that it names.
 
     Example:
-        >>> split_address("postgresql://ada:secret@db/runs?schema=team&sslmode=require")
-        ('postgresql://ada:secret@db/runs?sslmode=require', 'postgresql://ada@db/runs?sslmode=require', 'team')
+        >>> split_address(
+        ...     "postgresql://ada:secret@db/runs?schema=team&sslmode=require")
+        ('postgresql://ada:secret@db/runs?sslmode=require',
+        'postgresql://ada@db/runs?sslmode=require', 'team')
     """
     parts = urlsplit(address)
     if parts.scheme not in ("postgresql", "postgres"):

@@ -677,8 +677,10 @@ class SQLite(SQLStore):
     Example:
         >>> import tempfile
         >>> from dspyer import END, START, Graph
-        >>> graph = Graph().add_node("a", lambda state: {"n": 1}).add_path(START, "a", END)
-        >>> with tempfile.TemporaryDirectory() as folder, SQLite(f"{folder}/runs.db") as store:
+        >>> graph = Graph().add_node("a", lambda state: {"n": 1}).add_path(START,
+        ...     "a", END)
+        >>> with tempfile.TemporaryDirectory() as folder, SQLite(
+        ...     f"{folder}/runs.db") as store:
         ...     _ = graph.compile(store=store).thread("t-1").run({})
         ...     store.threads()
         ['t-1']

@@ -159,7 +159,8 @@ class FakeClock(Clock):
 
         Example:
             >>> from dspyer.testing import clock
-            >>> with clock() as time, time.alarm(time.now() - 1, "pause", print) as left:
+            >>> with clock() as time, time.alarm(time.now() - 1, "pause",
+            ...     print) as left:
             ...     left
             -1.0
         """
@@ -219,7 +220,8 @@ def clock() -> Iterator[FakeClock]:
         >>> from threading import Event
         >>> from dspyer import END, START, Graph
         >>> answered = Event()
-        >>> graph = Graph().add_node("ask", lambda: answered.wait(60) and {}, writes=[], timeout=30)
+        >>> graph = Graph().add_node("ask", lambda: answered.wait(60) and {},
+        ...     writes=[], timeout=30)
         >>> program = graph.add_path(START, "ask", END).compile()
         >>> with clock() as time, ThreadPoolExecutor() as pool:
         ...     run = pool.submit(program.run, {})
@@ -253,7 +255,8 @@ def no_pauses() -> Iterator[list[float]]:
         ...     if isinstance(found, Exception):
         ...         raise found
         ...     return found
-        >>> graph = Graph().add_node("fetch", fetch, writes=["text"], retry=Retry(3, wait=wait_fixed(20)))
+        >>> graph = Graph().add_node("fetch", fetch, writes=["text"],
+        ...     retry=Retry(3, wait=wait_fixed(20)))
         >>> with no_pauses() as pauses:
         ...     run = graph.add_path(START, "fetch", END).compile().run({})
         >>> run.status, pauses

@@ -41,9 +41,10 @@ class ScriptedLM(TextLM):
             - a function from `Prompt` to answer.
 
             An answer is a text (the raw answer of the LM), a dict of output fields (written in the form that the
-            adapter asks for), an exception to raise, or a function from `Prompt` to one of these. A field of tool calls
-            is a list of `{"name": ..., "args": {...}}`, each with an `id` if it matters: they are returned as native
-            calls if the request offers tools.
+            adapter asks for), an exception to raise as DSPy does (of `dspy.utils.exceptions`; any other one becomes an
+            `LMUnexpectedError`), or a function from `Prompt` to one of these. A field of tool calls is a list of
+            `{"name": ..., "args": {...}}`, each with an `id` if it matters: they are returned as native calls if the
+            request offers tools.
         model: name of the model, in histories and usage.
         **kwargs: settings of `dspy.LM`; by default it does not cache and does not retry.
 
@@ -52,7 +53,8 @@ class ScriptedLM(TextLM):
 
     Example:
         >>> with ScriptedLM([{"answer": "Paris"}]) as lm:
-        ...     dspy.Predict("question -> answer")(question="Capital of France?").answer
+        ...     dspy.Predict("question -> answer")(
+        ...         question="Capital of France?").answer
         'Paris'
         >>> lm.calls[0].prompt.inputs["question"]
         'Capital of France?'
@@ -121,7 +123,8 @@ class ScriptedLM(TextLM):
             >>> ScriptedLM([]).dump_state()
             Traceback (most recent call last):
             ...
-            TypeError: a ScriptedLM is not saved: its script lives in the test. Save the program without it ...
+            TypeError: a ScriptedLM is not saved: its script lives in the test. Save the
+            program without it ...
         """
         raise TypeError(
             "a ScriptedLM is not saved: its script lives in the test. Save the program without it "
@@ -180,7 +183,8 @@ class ScriptedCall:
 
     Example:
         >>> with ScriptedLM([{"answer": "Paris"}]) as lm:
-        ...     _ = dspy.Predict("question -> answer")(question="Capital of France?")
+        ...     _ = dspy.Predict("question -> answer")(
+        ...         question="Capital of France?")
         >>> lm.calls[0].prompt.asks, lm.calls[0].messages[-1]["role"]
         (('answer',), 'user')
     """

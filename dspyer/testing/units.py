@@ -62,7 +62,8 @@ def call_node(
 
     Example:
         >>> from dspyer import END, START, Graph
-        >>> program = Graph().add_node("double", lambda n: {"n": 2 * n}).add_path(START, "double", END).compile()
+        >>> program = Graph().add_node("double", lambda n: {"n": 2 * n}).add_path(
+        ...     START, "double", END).compile()
         >>> call_node(program, "double", {"n": 4})
         {'n': 8}
     """
@@ -106,8 +107,10 @@ def route(
 
     Example:
         >>> from dspyer import END, START, Graph
-        >>> graph = Graph().add_node("judge", lambda score: None).add_edge(START, "judge")
-        >>> graph = graph.add_conditional_edges("judge", lambda score: score > 0.5, {True: END, False: "judge"})
+        >>> graph = Graph().add_node("judge", lambda score: None).add_edge(START,
+        ...     "judge")
+        >>> graph = graph.add_conditional_edges("judge", lambda score: score > 0.5,
+        ...     {True: END, False: "judge"})
         >>> route(graph.compile(), "judge", {"score": 0.2})
         ['judge']
     """
@@ -144,7 +147,8 @@ def stub(program: CompiledGraph, /, **fakes: object) -> CompiledGraph:
 
     Example:
         >>> from dspyer import END, START, Graph
-        >>> program = Graph().add_node("ask", lambda question: 1 / 0).add_path(START, "ask", END).compile()
+        >>> program = Graph().add_node("ask", lambda question: 1 / 0).add_path(
+        ...     START, "ask", END).compile()
         >>> stub(program, ask={"answer": "42"})(question="?").answer
         '42'
     """

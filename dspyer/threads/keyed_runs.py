@@ -1,4 +1,4 @@
-"""Runs with an idempotency key: `t.run(inputs, key="order-7")` starts one run, however often it is called.
+"""Runs with an idempotency key: `thread.run(inputs, key="order-7")` starts one run, however often it is called.
 
 The key determines the id of the run, with a salt of the thread, so it is found by its primary key. The epoch of the
 thread guards the look-up: of two calls that both find nothing, one starts the run, as of any two starts, and the write

@@ -43,8 +43,10 @@ class Thread:
 
     Example:
         >>> from dspyer import END, START, Graph
-        >>> graph = Graph(keep=["n"]).add_node("count", lambda state: {"n": state.get("n", 0) + 1})
-        >>> t = graph.add_path(START, "count", END).compile(store=":memory:").thread("t-42")
+        >>> graph = Graph(keep=["n"]).add_node("count",
+        ...     lambda state: {"n": state.get("n", 0) + 1})
+        >>> t = graph.add_path(START, "count", END).compile(
+        ...     store=":memory:").thread("t-42")
         >>> t.run({}).status, t.run({}).status, t.state["n"]
         ('completed', 'completed', 2)
     """
@@ -108,7 +110,8 @@ class Thread:
 
         Example:
             >>> from dspyer import END, START, Graph
-            >>> graph = Graph().add_node("greet", lambda name: {"text": f"Hello {name}"}).add_path(START, "greet", END)
+            >>> graph = Graph().add_node("greet", lambda name: {
+            ...     "text": f"Hello {name}"}).add_path(START, "greet", END)
             >>> t = graph.compile(store=":memory:").thread("t-42")
             >>> t.run({"name": "Ada"}).state["text"]
             'Hello Ada'
@@ -135,7 +138,8 @@ class Thread:
         Example:
             >>> import asyncio
             >>> from dspyer import END, START, Graph
-            >>> graph = Graph().add_node("greet", lambda name: {"text": f"Hello {name}"}).add_path(START, "greet", END)
+            >>> graph = Graph().add_node("greet", lambda name: {
+            ...     "text": f"Hello {name}"}).add_path(START, "greet", END)
             >>> t = graph.compile(store=":memory:").thread("t-42")
             >>> asyncio.run(t.arun({"name": "Ada"})).state["text"]
             'Hello Ada'
@@ -173,7 +177,8 @@ class Thread:
 
         Example:
             >>> from dspyer import END, START, Graph
-            >>> graph = Graph().add_node("greet", lambda name: {"text": f"Hello {name}"}).add_path(START, "greet", END)
+            >>> graph = Graph().add_node("greet", lambda name: {
+            ...     "text": f"Hello {name}"}).add_path(START, "greet", END)
             >>> t = graph.compile(store=":memory:").thread("t-42")
             >>> [type(event).__name__ for event in t.stream({"name": "Ada"})]
             ['RunStarted', 'Committed', 'NodeStarted', 'Committed', 'RunEnded']
@@ -202,10 +207,12 @@ class Thread:
         Example:
             >>> import asyncio
             >>> from dspyer import END, START, Graph
-            >>> graph = Graph().add_node("greet", lambda name: {"text": f"Hello {name}"}).add_path(START, "greet", END)
+            >>> graph = Graph().add_node("greet", lambda name: {
+            ...     "text": f"Hello {name}"}).add_path(START, "greet", END)
             >>> t = graph.compile(store=":memory:").thread("t-42")
             >>> async def names():
-            ...     return [type(event).__name__ async for event in t.astream({"name": "Ada"})]
+            ...     return [type(event).__name__ async
+            ...         for event in t.astream({"name": "Ada"})]
             >>> asyncio.run(names())[-1]
             'RunEnded'
         """
@@ -231,7 +238,7 @@ class Thread:
         Args:
             answers: answers to open questions, by `Question.id`. A key does if exactly one open question has it; it
                 means whatever is open now, so an answer that may be delivered late or twice must come by id.
-            by: who gives the answers, a text of at most 500 characters, which `t.answers` shows. No model sees it.
+            by: who gives the answers, a text of at most 500 characters, which `thread.answers` shows. No model sees it.
             comment: what is said with them, likewise.
             resources: as in `program.run`; never stored.
             budget: what may be spent from here on; by default that of `compile`.
@@ -252,8 +259,10 @@ class Thread:
 
         Example:
             >>> from dspyer import END, START, Graph
-            >>> graph = Graph().add_interrupt("ok", question="Send it?", answer=bool, into="sent")
-            >>> t = graph.add_path(START, "ok", END).compile(store=":memory:").thread("t-42")
+            >>> graph = Graph().add_interrupt("ok", question="Send it?", answer=bool,
+            ...     into="sent")
+            >>> t = graph.add_path(START, "ok", END).compile(store=":memory:").thread(
+            ...     "t-42")
             >>> t.run({}).status, t.resume({"ok": True}).state["sent"]
             ('interrupted', True)
         """
@@ -277,8 +286,10 @@ class Thread:
         Example:
             >>> import asyncio
             >>> from dspyer import END, START, Graph
-            >>> graph = Graph().add_interrupt("ok", question="Send it?", answer=bool, into="sent")
-            >>> t = graph.add_path(START, "ok", END).compile(store=":memory:").thread("t-42")
+            >>> graph = Graph().add_interrupt("ok", question="Send it?", answer=bool,
+            ...     into="sent")
+            >>> t = graph.add_path(START, "ok", END).compile(store=":memory:").thread(
+            ...     "t-42")
             >>> t.run({}).status, asyncio.run(t.aresume({"ok": True})).state["sent"]
             ('interrupted', True)
         """
@@ -307,9 +318,12 @@ class Thread:
 
         Example:
             >>> from dspyer import END, START, Graph
-            >>> graph = Graph().add_interrupt("ok", question="Send it?", answer=bool, into="sent")
-            >>> t = graph.add_path(START, "ok", END).compile(store=":memory:").thread("t-42")
-            >>> t.run({}).status, [type(event).__name__ for event in t.stream_resume({"ok": True})][-1]
+            >>> graph = Graph().add_interrupt("ok", question="Send it?", answer=bool,
+            ...     into="sent")
+            >>> t = graph.add_path(START, "ok", END).compile(store=":memory:").thread(
+            ...     "t-42")
+            >>> (t.run({}).status, [type(event).__name__
+            ...     for event in t.stream_resume({"ok": True})][-1])
             ('interrupted', 'RunEnded')
         """
         request = new_request(resources, True, budget, tokens, reads)
@@ -335,10 +349,13 @@ class Thread:
         Example:
             >>> import asyncio
             >>> from dspyer import END, START, Graph
-            >>> graph = Graph().add_interrupt("ok", question="Send it?", answer=bool, into="sent")
-            >>> t = graph.add_path(START, "ok", END).compile(store=":memory:").thread("t-42")
+            >>> graph = Graph().add_interrupt("ok", question="Send it?", answer=bool,
+            ...     into="sent")
+            >>> t = graph.add_path(START, "ok", END).compile(store=":memory:").thread(
+            ...     "t-42")
             >>> async def names():
-            ...     return [type(event).__name__ async for event in t.astream_resume({"ok": True})]
+            ...     return [type(event).__name__ async
+            ...         for event in t.astream_resume({"ok": True})]
             >>> t.run({}).status, asyncio.run(names())[-1]
             ('interrupted', 'RunEnded')
         """
@@ -353,7 +370,7 @@ class Thread:
         """The last state that all branches of the last run shared.
 
         Raises:
-            StoreError: if the newest commits cannot be read; it names the last version that can, for `t.at(version)`.
+            StoreError: if the newest commits cannot be read; it names the last version that can, for `thread.at`.
         """
         head = self._stored.readable_head()
         return self._stored.compatibility.without_removed_fields(head.state, head.last_run)
@@ -374,8 +391,10 @@ class Thread:
 
         Example:
             >>> from dspyer import END, START, Graph
-            >>> graph = Graph().add_interrupt("ok", question="Send it?", answer=bool, into="sent")
-            >>> t = graph.add_path(START, "ok", END).compile(store=":memory:").thread("t-42")
+            >>> graph = Graph().add_interrupt("ok", question="Send it?", answer=bool,
+            ...     into="sent")
+            >>> t = graph.add_path(START, "ok", END).compile(store=":memory:").thread(
+            ...     "t-42")
             >>> t.run({}).status, t.resume({"ok": True}, by="ada").status
             ('interrupted', 'completed')
             >>> [(answer.question.key, answer.value, answer.by) for answer in t.answers]
@@ -403,7 +422,7 @@ class Thread:
 
     @property
     def cost(self) -> float | None:
-        """US dollars that all runs have cost, as `usage`; None if a price is not known."""
+        """US dollars of all runs, as `usage`, without those that `rerun` has replaced; None if a price is not known."""
         return total_cost(self.usage)
 
     def lm_calls(self, commit: int | str) -> tuple[LMCall, ...]:
@@ -418,7 +437,8 @@ class Thread:
 
         Example:
             >>> from dspyer import END, START, Graph
-            >>> graph = Graph().add_node("add", lambda n: {"n": n + 1}, writes=["n"]).add_path(START, "add", END)
+            >>> graph = Graph().add_node("add", lambda n: {"n": n + 1},
+            ...     writes=["n"]).add_path(START, "add", END)
             >>> t = graph.compile(store=":memory:").thread("t-42")
             >>> t.run({"n": 1}).cost, t.lm_calls(1)
             (0.0, ())
@@ -435,7 +455,8 @@ class Thread:
 
         Example:
             >>> from dspyer import END, START, Graph
-            >>> graph = Graph().add_node("shout", lambda text: {"loud": text.upper()}).add_path(START, "shout", END)
+            >>> graph = Graph().add_node("shout", lambda text: {
+            ...     "loud": text.upper()}).add_path(START, "shout", END)
             >>> graph.compile(store=":memory:").thread("t-42").repairs()
             []
         """
@@ -452,7 +473,8 @@ class Thread:
 
         Example:
             >>> from dspyer import END, START, Graph
-            >>> graph = Graph().add_node("add", lambda n: {"n": n + 1}, writes=["n"]).add_path(START, "add", END)
+            >>> graph = Graph().add_node("add", lambda n: {"n": n + 1},
+            ...     writes=["n"]).add_path(START, "add", END)
             >>> t = graph.compile(store=":memory:").thread("t-42")
             >>> t.run({"n": 1}).record().to_dict() == t.record("t-42.1").to_dict()
             True
@@ -474,9 +496,12 @@ class Thread:
 
         Example:
             >>> from dspyer import END, START, Graph
-            >>> graph = Graph().add_map("half", lambda n: 6 // n, over="ns", item="n", into="halves")
-            >>> t = graph.add_path(START, "half", END).compile(store=":memory:", max_concurrency=1).thread("t-42")
-            >>> t.run({"ns": [1, 2, 0]}).status, str(t.items("half")), t.items("half").results
+            >>> graph = Graph().add_map("half", lambda n: 6 // n, over="ns", item="n",
+            ...     into="halves")
+            >>> t = graph.add_path(START, "half", END).compile(store=":memory:",
+            ...     max_concurrency=1).thread("t-42")
+            >>> (t.run({"ns": [1, 2, 0]}).status, str(t.items("half")),
+            ...     t.items("half").results)
             ('failed', 'half: 2 of 3 items, 1 failed', {0: 6, 1: 3})
         """
         return self._records.items(node, run)
@@ -486,8 +511,10 @@ class Thread:
 
         Example:
             >>> from dspyer import END, START, Graph
-            >>> graph = Graph().add_node("add", lambda n: {"n": n + 1}, writes=["n"]).add_path(START, "add", END)
-            >>> graph.compile(store=":memory:").thread("t-42").stats().to_dict()["nodes"]
+            >>> graph = Graph().add_node("add", lambda n: {"n": n + 1},
+            ...     writes=["n"]).add_path(START, "add", END)
+            >>> graph.compile(store=":memory:").thread("t-42").stats().to_dict()[
+            ...     "nodes"]
             []
         """
         return display.count_stats(records_of(self._stored.reader, self.name, self._stored.redactor()))
@@ -505,6 +532,8 @@ class Thread:
         They come run by run in canonical order, with versions from 0 on. Commits of forks that have not joined have no
         version and come last in their run. An id names the run too, `"t-42.1/trunk:3"`, as `ctx.execution` does. Later
         runs never change what is listed; a rerun takes out the commits that it replaces, which can be read by id.
+        An entry that is damaged or missing makes its commit, and those that build on it, unreadable: they are listed as
+        that, reports and lists leave them out with a warning of the logger `dspyer`, and `run` and `resume` raise.
 
         Args:
             inside: version or id of the commit of a node that is a graph itself: lists the commits inside of it. For a
@@ -519,10 +548,12 @@ class Thread:
 
         Example:
             >>> from dspyer import END, START, Graph
-            >>> graph = Graph().add_node("tag", lambda state: {"tags": [state["word"]]}).add_path(START, "tag", END)
+            >>> graph = Graph().add_node("tag", lambda state: {
+            ...     "tags": [state["word"]]}).add_path(START, "tag", END)
             >>> t = graph.compile(store=":memory:").thread("t-42")
             >>> _ = t.run({"word": "bee"}), t.run({"word": "fly"})
-            >>> [(commit.version, commit.id, commit.node) for commit in t.history()][1:3]
+            >>> [(commit.version, commit.id, commit.node) for commit in t.history()][
+            ...     1:3]
             [(1, 't-42.1/trunk:1', 'tag'), (2, 't-42.2/trunk:0', 'START')]
             >>> [commit.version for commit in t.history(count=2, newest=True)]
             [3, 2]
@@ -540,7 +571,8 @@ class Thread:
 
         Example:
             >>> from dspyer import END, START, Graph
-            >>> graph = Graph().add_node("add", lambda n: {"n": n + 1}, writes=["n"]).add_path(START, "add", END)
+            >>> graph = Graph().add_node("add", lambda n: {"n": n + 1},
+            ...     writes=["n"]).add_path(START, "add", END)
             >>> t = graph.compile(store=":memory:").thread("t-42")
             >>> t.run({"n": 1}).status, t.at(0)["n"], t.at("trunk:1")["n"]
             ('completed', 1, 2)
@@ -551,7 +583,7 @@ class Thread:
         """The smallest patch that turns one state into another.
 
         Args:
-            first: version or id of a commit, or a state: `t.diff(3, other.state)` compares with another thread.
+            first: version or id of a commit, or a state: `thread.diff(3, other.state)` compares with another thread.
             second: the same.
 
         Returns:
@@ -562,7 +594,8 @@ class Thread:
 
         Example:
             >>> from dspyer import END, START, Graph
-            >>> graph = Graph().add_node("add", lambda n: {"n": n + 1}, writes=["n"]).add_path(START, "add", END)
+            >>> graph = Graph().add_node("add", lambda n: {"n": n + 1},
+            ...     writes=["n"]).add_path(START, "add", END)
             >>> t = graph.compile(store=":memory:").thread("t-42")
             >>> t.run({"n": 1}).status, t.diff(0, 1), t.diff(1, {"n": 5})
             ('completed', {'n': 2}, {'n': 5})
@@ -582,7 +615,8 @@ class Thread:
 
         Example:
             >>> from dspyer import END, START, Graph
-            >>> graph = Graph().add_node("add", lambda n: {"m": n + 1}, writes=["m"]).add_path(START, "add", END)
+            >>> graph = Graph().add_node("add", lambda n: {"m": n + 1},
+            ...     writes=["m"]).add_path(START, "add", END)
             >>> t = graph.compile(store=":memory:").thread("t-42")
             >>> t.run({"n": 1}).status, t.blame("m").node, t.blame("n").node
             ('completed', 'add', 'START')
@@ -599,7 +633,8 @@ class Thread:
 
         Example:
             >>> from dspyer import END, START, Graph
-            >>> graph = Graph().add_node("add", lambda n: {"n": n + 1}, writes=["n"]).add_path(START, "add", END)
+            >>> graph = Graph().add_node("add", lambda n: {"n": n + 1},
+            ...     writes=["n"]).add_path(START, "add", END)
             >>> t = graph.compile(store=":memory:").thread("t-42")
             >>> t.run({"n": 1}).state == t.replay()
             True
@@ -628,9 +663,11 @@ class Thread:
 
         Example:
             >>> from dspyer import END, START, Graph
-            >>> graph = Graph().add_node("add", lambda n: {"n": n + 1}, writes=["n"]).add_path(START, "add", END)
+            >>> graph = Graph().add_node("add", lambda n: {"n": n + 1},
+            ...     writes=["n"]).add_path(START, "add", END)
             >>> t = graph.compile(store=":memory:").thread("t-42")
-            >>> t.run({"n": 1}).status, t.copy(to="try-1", at=0, patch={"n": 10}).resume().state["n"], t.state["n"]
+            >>> (t.run({"n": 1}).status, t.copy(to="try-1", at=0,
+            ...     patch={"n": 10}).resume().state["n"], t.state["n"])
             ('completed', 11, 2)
         """
         copied = type(self)(self._program, self._store, to, self._stored.compatibility.others)
@@ -667,7 +704,8 @@ class Thread:
 
         Example:
             >>> from dspyer import END, START, Graph
-            >>> graph = Graph().add_node("add", lambda n: {"n": n + 1}, writes=["n"]).add_path(START, "add", END)
+            >>> graph = Graph().add_node("add", lambda n: {"n": n + 1},
+            ...     writes=["n"]).add_path(START, "add", END)
             >>> t = graph.compile(store=":memory:").thread("t-42")
             >>> t.run({"n": 1}).state["n"], t.rerun(0).state["n"]
             (2, 2)
@@ -688,7 +726,8 @@ class Thread:
         Example:
             >>> import asyncio
             >>> from dspyer import END, START, Graph
-            >>> graph = Graph().add_node("add", lambda n: {"n": n + 1}, writes=["n"]).add_path(START, "add", END)
+            >>> graph = Graph().add_node("add", lambda n: {"n": n + 1},
+            ...     writes=["n"]).add_path(START, "add", END)
             >>> t = graph.compile(store=":memory:").thread("t-42")
             >>> t.run({"n": 1}).state["n"], asyncio.run(t.arerun(0)).state["n"]
             (2, 2)
@@ -723,9 +762,11 @@ class Thread:
             >>> from dspyer import agents, testing
             >>> calls = {"tool_calls": [{"name": "submit", "args": {"answer": "4"}}]}
             >>> lm = testing.ScriptedLM([{"next_thought": "", "tool_calls": calls}])
-            >>> program = agents.tool_loop("question -> answer", [], lm=lm).compile(store=":memory:")
+            >>> program = agents.tool_loop("question -> answer", [], lm=lm).compile(
+            ...     store=":memory:")
             >>> t = program.thread("t-42")
-            >>> t.run({"question": "2 + 2?"}).status, t.send("In words.", by="ada").open, [one.text for one in t.unread]
+            >>> (t.run({"question": "2 + 2?"}).status,
+            ...     t.send("In words.", by="ada").open, [one.text for one in t.unread])
             ('completed', False, ['In words.'])
         """
         return send_message(self._stored, text, to, by, key)
@@ -738,8 +779,10 @@ class Thread:
             >>> from dspyer import agents, testing
             >>> calls = {"tool_calls": [{"name": "submit", "args": {"answer": "4"}}]}
             >>> lm = testing.ScriptedLM([{"next_thought": "", "tool_calls": calls}])
-            >>> t = agents.tool_loop("question -> answer", [], lm=lm).compile(store=":memory:").thread("t-42")
-            >>> t.run({"question": "2 + 2?"}).status, asyncio.run(t.asend("In words.")).number
+            >>> t = agents.tool_loop("question -> answer", [], lm=lm).compile(
+            ...     store=":memory:").thread("t-42")
+            >>> (t.run({"question": "2 + 2?"}).status,
+            ...     asyncio.run(t.asend("In words.")).number)
             ('completed', 0)
         """
         return await run_in_thread(lambda: self.send(text, to=to, by=by, key=key))
@@ -762,8 +805,10 @@ class Thread:
         Example:
             >>> from dspyer import END, START, Graph
             >>> stop = lambda state: program.thread("t-42").stop()
-            >>> graph = Graph().add_node("stop", stop, writes=[]).add_node("late", lambda: {"n": 1}, writes=["n"])
-            >>> program = graph.add_path(START, "stop", "late", END).compile(store=":memory:")
+            >>> graph = Graph().add_node("stop", stop, writes=[]).add_node("late",
+            ...     lambda: {"n": 1}, writes=["n"])
+            >>> program = graph.add_path(START, "stop", "late", END).compile(
+            ...     store=":memory:")
             >>> program.thread("t-42").run({}).status, program.thread("t-42").status
             ('stopped', 'stopped')
         """
@@ -796,9 +841,11 @@ class Thread:
 
         Example:
             >>> from dspyer import END, START, Graph
-            >>> graph = Graph().add_node("add", lambda n: {"n": n + 1}, writes=["n"]).add_path(START, "add", END)
+            >>> graph = Graph().add_node("add", lambda n: {"n": n + 1},
+            ...     writes=["n"]).add_path(START, "add", END)
             >>> t = graph.compile(store=":memory:").thread("t-42")
-            >>> t.run({"n": 1}).status, t.update({"n": 7}, as_node="add").node, t.status, t.state["n"]
+            >>> (t.run({"n": 1}).status, t.update({"n": 7}, as_node="add").node,
+            ...     t.status, t.state["n"])
             ('completed', 'add', 'completed', 7)
         """
         update_thread(self._stored, patch, as_node)
@@ -828,9 +875,12 @@ class Thread:
 
         Example:
             >>> from dspyer import END, START, Graph
-            >>> graph = Graph(keep=["note"]).add_node("add", lambda n: {"n": n + 1}, writes=["n"])
-            >>> t = graph.add_path(START, "add", END).compile(store=":memory:").thread("t-42")
-            >>> _, other = t.run({"n": 1}), t.copy(to="try-1", patch={"note": "checked"})
+            >>> graph = Graph(keep=["note"]).add_node("add", lambda n: {"n": n + 1},
+            ...     writes=["n"])
+            >>> t = graph.add_path(START, "add", END).compile(store=":memory:").thread(
+            ...     "t-42")
+            >>> _, other = t.run({"n": 1}), t.copy(to="try-1",
+            ...     patch={"note": "checked"})
             >>> t.merge(other).node, t.state["note"], t.merge(other)
             ('join:try-1', 'checked', None)
         """
@@ -856,7 +906,8 @@ class Thread:
 
         Example:
             >>> from dspyer import END, START, Graph
-            >>> graph = Graph().add_node("add", lambda n: {"n": n + 1}, writes=["n"]).add_path(START, "add", END)
+            >>> graph = Graph().add_node("add", lambda n: {"n": n + 1},
+            ...     writes=["n"]).add_path(START, "add", END)
             >>> t = graph.compile(store=":memory:").thread("t-42")
             >>> t.run({"n": 1}).status, t.delete().runs, t.status
             ('completed', 1, 'new')
@@ -883,7 +934,8 @@ class Thread:
 
         Example:
             >>> from dspyer import END, START, Graph
-            >>> graph = Graph().add_node("add", lambda n: {"n": n + 1}, writes=["n"]).add_path(START, "add", END)
+            >>> graph = Graph().add_node("add", lambda n: {"n": n + 1},
+            ...     writes=["n"]).add_path(START, "add", END)
             >>> t = graph.compile(store=":memory:").thread("t-42")
             >>> _ = t.run({"n": 1}), t.run({"n": 5})
             >>> t.prune(before=2).rows, [commit.node for commit in t.history()]
@@ -905,9 +957,11 @@ class Thread:
         Example:
             >>> import os, tempfile
             >>> from dspyer import END, START, Graph
-            >>> graph = Graph().add_node("add", lambda n: {"n": n + 1}, writes=["n"]).add_path(START, "add", END)
+            >>> graph = Graph().add_node("add", lambda n: {"n": n + 1},
+            ...     writes=["n"]).add_path(START, "add", END)
             >>> t = graph.compile(store=":memory:").thread("t-42")
-            >>> t.run({"n": 1}).status, len(t.export(os.path.join(tempfile.mkdtemp(), "t-42.jsonl")))
+            >>> (t.run({"n": 1}).status, len(t.export(
+            ...     os.path.join(tempfile.mkdtemp(), "t-42.jsonl"))))
             ('completed', 32)
         """
         return export(self._stored.store, self._stored.existing_row(take_over=True), path)
@@ -916,6 +970,9 @@ class Thread:
         """Makes this thread from a file that `export` has written, in this store or another one.
 
         Runs that are in the store already are shared, not stored twice.
+
+        Every line is checked before anything is written, and nothing is executed or imported. Limits: 256 MiB of JSON
+        and 4,000,000 values for a commit, answer or snapshot, with 1 GiB of long texts; 1 GiB for a line; 100 levels.
 
         Args:
             path: the file.
@@ -927,9 +984,12 @@ class Thread:
         Example:
             >>> import os, tempfile
             >>> from dspyer import END, START, Graph
-            >>> graph = Graph().add_node("add", lambda n: {"n": n + 1}, writes=["n"]).add_path(START, "add", END)
-            >>> program, file = graph.compile(store=":memory:"), os.path.join(tempfile.mkdtemp(), "t-42.jsonl")
-            >>> _ = program.thread("t-42").run({"n": 1}), program.thread("t-42").export(file)
+            >>> graph = Graph().add_node("add", lambda n: {"n": n + 1},
+            ...     writes=["n"]).add_path(START, "add", END)
+            >>> program, file = graph.compile(store=":memory:"), os.path.join(
+            ...     tempfile.mkdtemp(), "t-42.jsonl")
+            >>> _ = program.thread("t-42").run({"n": 1}), program.thread("t-42").export(
+            ...     file)
             >>> program.thread("t-43").load(file), program.thread("t-43").state["n"]
             (None, 2)
         """

@@ -249,6 +249,8 @@ def register_value_type(
 
     A dataclass, a pydantic model, an enum, a namedtuple or a subclass of a scalar is supported already: registered
     without `encode` and `decode`, it is found by its name in `from_json`.
+    A stored value of such a class is read back if the schema names the class or it is registered; a store in a file or
+    a database refuses to write any other. One of a class that is gone stays as it is, and a node that reads it fails.
 
     Args:
         type_: the class; its subclasses are not included.
@@ -264,7 +266,8 @@ def register_value_type(
         >>> class Money:
         ...     def __init__(self, cents):
         ...         self.cents = cents
-        >>> register_value_type(Money, encode=lambda money: money.cents, decode=Money)
+        >>> register_value_type(Money, encode=lambda money: money.cents,
+        ...     decode=Money)
         >>> freeze({"price": Money(5)})["price"].cents
         5
     """
