@@ -328,17 +328,21 @@ class Graph:
         """Add a node that asks a question outside the program and waits for the answer: no code runs in it.
 
         The run ends with status `interrupted` after its other branches have run as far as they can; no process waits.
+        If a part around it fails and an error edge takes the failure, the question is closed.
         On a thread `thread.resume(answers={name: ...})` continues the run, in any process, and calls no node again.
 
         Args:
             name: name of the node, and key of its question.
             question: a text with fields of the state in braces, or a function of fields that returns the text.
             answer: the type of the answer, any that pydantic validates; None for a question that only waits for a
-                resume.
+                resume. An answer is an instance of it, or is read as strict JSON: a date as text, a set as a list, an
+                enum by its value, a model as an object; no text becomes a yes, or a number.
             into: the field that gets the answer, one that lives for one run. A question with an answer needs it, so
                 that a no cannot be overlooked.
             expires: when the question expires: seconds from when it is first asked, or a `datetime` with a time zone;
-                None for never. With `answer=None` it is a timer. The first resume after it goes on.
+                None for never. With `answer=None` it is a timer. The first resume after it goes on. It counts by the
+                clock of the process that asks, and is compared with that of the one that resumes; exports and copies
+                keep it.
             default: the answer then, given `by="expired"`; without it the node raises `QuestionExpired`, which an error
                 edge may take.
 
