@@ -77,10 +77,11 @@ class Graph:
         outputs: the fields that the program returns. By default every field that some node may write and that is no
             required input, and those with a reducer.
         merge: what a join does with a conflict: the name of a merge policy, a policy, a function `(Conflict) ->
-            value`, or a dict from path pattern to one of these. By default a conflict raises. In a pattern dots separate
-            keys, `*` matches one key and `**` any number of keys; a tuple is a path without wildcards. A pattern that
-            ends with a key applies to all below it, and the one with the longest part before its first wildcard
-            decides. A merged value that no branch had is validated once more; one that is refused fails the join.
+            value`, or a dict from path pattern to one of these. By default a conflict raises. In a pattern, dots are
+            between keys, `*` matches one key and `**` any number of keys; a tuple is a path without wildcards.
+            A pattern that ends with a key applies to all below it, and the one
+            with the longest part before its first wildcard decides.
+            A merged value that no branch had is validated once more; one that is refused fails the join.
         keep: further fields that last over the runs of a thread, or `"all"`. Those of type `Kept[...]` and
             conversations (`Messages`, `add_messages`) last anyway; all others begin every run with their defaults.
         conversation: whether the nodes share one, in the field `messages`, which the schema need not have: each node
