@@ -127,7 +127,7 @@ def test_every_reducer_is_built_in() -> None:
 
 def test_every_reducer_is_in_the_tables() -> None:
     built_in = {f"`reducers.{name}`" for name, value in vars(reducers).items() if isinstance(value, reducers.Reducer)}
-    for page in (API / "state.md", API.parent / "old" / "patches.md"):
+    for page in (API / "state.md", API.parent / "guides" / "state.md"):
         assert built_in == set(re.findall(r"`reducers\.\w+`", page.read_text())), page.name
 
 
