@@ -39,8 +39,8 @@ $(READY): pyproject.toml
 demo: $(READY)
 	$(BIN)/python examples/quickstart.py
 	$(BIN)/python examples/optimize.py
-	@echo; echo "A support desk of LangGraph is converted, compared, and tuned node by node (examples/coming_over.py)"; echo
-	$(BIN)/python examples/coming_over.py
+	@echo; echo "A support desk of LangGraph is converted, compared, and tuned node by node (examples/from_langgraph.py)"; echo
+	$(BIN)/python examples/from_langgraph.py
 	@echo; echo "An agent plans, works with a sub-agent, is sent back by a judge, and asks before it mails (examples/agent.py)"; echo
 	$(BIN)/python examples/agent.py
 	@echo; echo "A process is killed in the middle of a run; another one resumes it (examples/killed.py)"; echo

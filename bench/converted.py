@@ -32,7 +32,7 @@ from dspyer.migrate import from_langgraph, langgraph_inputs
 
 SECTION = "Converted graphs"
 ABOUT = """\
-What a graph costs in LangGraph, and [converted](guides/langgraph.md#what-it-costs): `python -m bench.converted`.
+What a graph costs in LangGraph, and [converted](guides/langgraph.md): `python -m bench.converted`.
 Milliseconds of CPU time, all columns in turn in one process, medians of {rounds} rounds ± half the distance of their
 quartiles. It is no wall-clock time, because the machine had other work to do, which slows CPU time as well, though
 less. A run counts from `invoke` or `run` to its result. `SqliteSaver` and SQLite write a file.

@@ -29,8 +29,19 @@ Messages = Annotated[list[dict[str, Any]], reducers.conversation]
 """The type of a field that holds a conversation: `messages: Messages = []`. Runs only add to it.
 
 A node adds one message or a list of them; each gets an `id`. It can neither change nor remove a message: a different
-message with its `id` is refused. A person can, by `thread.update`. System messages are refused too: instructions belong
-in the signature of the node that calls the model.
+message with its `id` is refused, and the same one again is no change. A person can, by `thread.update`. System
+messages are refused too: instructions belong in the signature of the node that calls the model. At a join, messages
+are added in branch order. Half of a surrogate pair in a text becomes U+FFFD. Tool calls need an `id`, a name, and a
+JSON object as the text of their arguments.
+
+A module node adds its turn: its `name`, the answer as text in `content`, and under `turn` the outputs, and the inputs
+as it got them. Inputs that would repeat the conversation are left out: a `dspy.History`, the whole field, a view of
+it without `new`, `last` or `fit`, and a template with the field in it. A `ReAct` adds its calls and results before. A
+turn in the inputs of a run is one of the node that it names, so a subgraph has its earlier turns when it runs again.
+
+A `dspy.History` holds the node's own turns alone, each with a value for every output: `compile()` refuses a view of
+other nodes for it, `dspy.History | None`, two histories, one without a view, and one for a `ReAct`. It is a copy,
+part of the inputs in DSPy's trace and in demonstrations.
 """
 
 # --- chat dicts

@@ -362,6 +362,32 @@ def tool_loop(
     Its predictor is `program.react`, and sends the requests of `dspy.ReActV2`: a file that either has saved loads into
     the other. On a thread, the inputs of the next run are the next user message.
 
+    The nodes are `begin`, `react`, one per tool, and `settle`, which ends a turn. The conversation is the field
+    `messages`. The user's message of a task has its inputs under `turn`; a turn has the `name` of its mode, its
+    `tool_calls` and its thought; the result of a tool has the tool's `name`, `tool_call_id`, `value`, `error`, and
+    `args` if a person has changed them. A call without an id, or with one that is taken, gets `call_<turn>_<place>`.
+
+    The prompt is made anew for each turn. A call is shown with its result or not at all, results in the order of the
+    calls. The texts of users are shown in the first input of type `str`, with the inputs that no turn has handled yet;
+    pictures in them are parts of the request. An assistant's message without a name is a turn that has submitted the
+    text, if the one output is a text, or else has thought it. Messages of others are blocks `<message from="critic">`,
+    and these marks are escaped in all other texts. If the prompt is too long for the model, the turn is asked again
+    without the older half of the turns and with results of at most 1,000 characters, then with the last turn alone.
+
+    A response that cannot be parsed, one without tool calls, and a prompt that is too long lead to the last turn at
+    once; with `compile(retry=2)` the request is repeated first. A run whose last turn does not submit fails with
+    `AgentError`, which has a `reason` and the number of `turns`.
+
+    As a node of another graph it reads its inputs from fields and has a conversation of its own, which begins anew at
+    each call; a node that reads and writes `messages` shares that of the outer graph. `prediction.trajectory` has the
+    turns of all agents of the run, and a program that is one agent has the `history` and `termination_reason` of
+    `ReActV2`.
+
+    Optimizers see one predictor per mode, each turn as one step of the trace; a response without calls and a turn whose
+    outputs a check refused make no demo. Tools are no part of demos and saved files. `LabeledFewShot` teaches nothing,
+    since a labelled example has no turn. With native tool calls DSPy shows demos without the calls: tune with calls as
+    text. `BootstrapFinetune` needs `multitask=True`; its prompts and those of `GRPO` lack the list of tools.
+
     Args:
         signature: the inputs and outputs of the task.
         tools: what the model may call: functions, `dspy.Tool`s, modules, programs, and what `agents.tool` made of them.

@@ -66,7 +66,9 @@ class Graph:
 
     Args:
         schema: a pydantic model of the state: its fields, their types, defaults and reducers. None for a state with any
-            keys.
+            keys. A patch may be a pydantic model, with the effect of its `model_dump()`: defaults that were not set
+            are written too, but that of a field with a reducer is no update, and of an instance of the schema only what
+            was set counts. Without a schema a `None` of a model is stored, and one of a dict deletes the key.
         name: name of the graph, by default that of the schema.
         inputs: the fields that a run is given. By default those that no node declares to write, without a schema those
             that the nodes read.
@@ -75,7 +77,11 @@ class Graph:
         outputs: the fields that the program returns. By default every field that some node may write and that is no
             required input, and those with a reducer.
         merge: what a join does with a conflict: the name of a merge policy, a policy, a function `(Conflict) ->
-            value`, or a dict from path pattern to one of these. By default a conflict raises.
+            value`, or a dict from path pattern to one of these. By default a conflict raises. In a pattern, dots are
+            between keys, `*` matches one key and `**` any number of keys; a tuple is a path without wildcards.
+            A pattern that ends with a key applies to all below it, and the one
+            with the longest part before its first wildcard decides.
+            A merged value that no branch had is validated once more; one that is refused fails the join.
         keep: further fields that last over the runs of a thread, or `"all"`. Those of type `Kept[...]` and
             conversations (`Messages`, `add_messages`) last anyway; all others begin every run with their defaults.
         conversation: whether the nodes share one, in the field `messages`, which the schema need not have: each node
@@ -171,7 +177,11 @@ class Graph:
             retry: which failed attempts are followed by another one: `Retry(...)`, or the most attempts, the first
                 included; None for none. By default the policy of `compile(retry=)`, which a graph as a node ignores.
             timeout: the seconds of one attempt, None for no limit. One that takes longer fails with `NodeTimeoutError`:
-                async code is cancelled; sync code is left running in its thread, and nothing of it counts any more.
+                async code is cancelled; a graph is stopped, and keeps what it has committed; sync code is left running
+                in a daemon thread, and nothing of it counts any more. Its `ctx` raises `AttemptOverError`, its next LM
+                call ends it, and an effect in progress happens all the same. It is not retried by default, since two
+                calls of it would run at once: `Retry(3, on=(is_transient, NodeTimeoutError))` does. A sync node with a
+                timeout opens itself what belongs to a thread, such as an SQLite connection.
             cache: True or a `Cache` for a pure function, one whose patch depends on what it reads alone: its results
                 are kept on disk, and a call that reads the same again is not made (`commit.cached`).
             layers: what else surrounds its calls, `dspyer.extend.Layer`s, the first one outermost in its place.
@@ -240,6 +250,11 @@ class Graph:
         """Add one node that runs another once per item of a list, and commits all results once, in the order of the
         items.
 
+        Whether a map with `failures` completes depends on its items alone, not on the order in which they end; an empty
+        list is a success. Errors that every layer lets pass fail it at once, a question of an item suspends it, and an
+        error edge takes its `MapError`, which repeats the text of an item. On a thread each item that has succeeded is
+        kept: a resume calls only the others, those that failed before the map has committed too.
+
         Args:
             name: name of the node.
             node: what runs for each item, a function, module or graph. Its result is the value that it returns; of a
@@ -247,7 +262,7 @@ class Graph:
                 item that raises ends the run.
             over: the field with the items.
             item: the name under which `node` gets one item.
-            into: the field that gets the list of results.
+            into: the field that gets the list of results. The first one that does not fit it stops the map.
             failures: the field that gets a `dspyer.Failure` for each item that failed, with the `index` of the item.
                 All items run then, and `into` gets the results of those that succeeded.
             min_success: with `failures`, the share of the items that must succeed, from 0 to 1; at least one must.
@@ -314,17 +329,21 @@ class Graph:
         """Add a node that asks a question outside the program and waits for the answer: no code runs in it.
 
         The run ends with status `interrupted` after its other branches have run as far as they can; no process waits.
+        If a part around it fails and an error edge takes the failure, the question is closed.
         On a thread `thread.resume(answers={name: ...})` continues the run, in any process, and calls no node again.
 
         Args:
             name: name of the node, and key of its question.
             question: a text with fields of the state in braces, or a function of fields that returns the text.
             answer: the type of the answer, any that pydantic validates; None for a question that only waits for a
-                resume.
+                resume. An answer is an instance of it, or is read as strict JSON: a date as text, a set as a list, an
+                enum by its value, a model as an object; no text becomes a yes, or a number.
             into: the field that gets the answer, one that lives for one run. A question with an answer needs it, so
                 that a no cannot be overlooked.
             expires: when the question expires: seconds from when it is first asked, or a `datetime` with a time zone;
-                None for never. With `answer=None` it is a timer. The first resume after it goes on.
+                None for never. With `answer=None` it is a timer. The first resume after it goes on. It counts by the
+                clock of the process that asks, and is compared with that of the one that resumes; exports and copies
+                keep it.
             default: the answer then, given `by="expired"`; without it the node raises `QuestionExpired`, which an error
                 edge may take.
 
@@ -525,15 +544,28 @@ class Graph:
 
         The failed node commits nothing but the failure, and the branch goes on at the handler. The edge takes what the
         node raised, also while its output was validated or condensed. It does not take errors of the node's routers or
-        of the join before it, nor those that every layer lets pass, such as `GraphError`, `LimitError` and
-        `StoreError`. Of several error edges of a node, the first one that takes the exception counts.
+        of the join before it, nor those that every layer lets pass: `GraphError`, `RouteError`, `LimitError`,
+        `RunStoppedError`, `StoreError`, `ThreadError`, `AttemptError`, `BrokenExecutor`, and a group with one of them.
+        Of several error edges of a node, the first one that takes the exception counts, in the order of declaration.
+
+        Joins wait for a branch that may still fail into them. After a failure in a fork the other branches go on, and
+        the node where they join runs without the failed branch, in parallel to a handler that leads elsewhere; if both
+        write one field, `compile()` refuses the graph: lead the handler to that node, or say what wins by
+        `merge={"reply": prefer("apologize")}`. Failed branches of a `Send` join at the handler, which runs once, with
+        all failures. An edge that leads back makes a loop, which only `max_steps` or a budget ends. If several branches
+        of a graph inside the node would fail, it depends on time which of them have started: the failure is that of the
+        first of these in branch order.
+
+        Posts of the failed node to live fields stay. Its predictor calls are no steps of the trace; their tokens
+        count. On a thread the failure is written before the handler starts, so a resume does not call the node again.
 
         Args:
             source: the node, or a list of nodes.
             target: the node that handles the failure; `END` ends the branch.
             on: what it takes: an exception type, a predicate `error -> bool`, or a tuple of both.
             into: the field that gets the `dspyer.Failure`, of type `Failure | None`, or a list of failures with the
-                reducer `append`; None for none.
+                reducer `append`, as sources need that may fail in parallel; None for none. It counts as a field that
+                the source writes.
 
         Returns:
             The graph itself, changed.

@@ -132,6 +132,10 @@ def _asked_pause(wait: wait_base, attempt: int, error: BaseException) -> float:
 class Retry(Layer):
     """Retries a step that failed: a node, an item of a map, or a request of `dspyer.lms.reliable`.
 
+    Each attempt starts clean, with the same inputs. Results of `ctx.once` are kept; one that the failed attempt has
+    left in progress is waited for. What else it left behind does not count. A crash is no attempt: a resume counts
+    from 1 again. Of an `ExceptionGroup`, `on` must accept each part, and the longest `Retry-After` counts.
+
     Args:
         attempts: the most attempts, the first included.
         on: what is retried: an exception type, a predicate `error -> bool`, or a tuple of both.

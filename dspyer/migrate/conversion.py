@@ -60,11 +60,40 @@ def from_langgraph(
 ) -> Graph:
     """Convert a graph of LangGraph.
 
+    The guide has the differences that most programs meet. The rare ones:
+
+    - A node sees what led to it and what was joined, not what a branch beside it has written. Removing a message of
+      such a branch is an error. Parallel updates fold in the order of the names of their nodes.
+    - If one node returns an `Overwrite` and another update of a field, both count, in their order.
+    - While a question is open, the state shows what is committed; nodes beside the one that asks join after the answer.
+    - A node that asks runs again from its start at each answer, with its model calls, as in LangGraph. If it asks from
+      several threads, an answer goes to the question with its text; one with another text is asked anew.
+    - A `RetryPolicy` repeats its node alone: if a router raises, the run fails. Decide in a node where it may fail.
+    - A client, a `SecretStr` or another object that is no data is an error in the state: pass it as `context`. So is
+      a `deque`: use a list. A `Counter`, an `OrderedDict` or a `defaultdict` reaches nodes and reducers where the
+      annotation of the field names its class; elsewhere it is a plain mapping.
+    - Where a pydantic state has validators of its own for a field, they run when a node reads it.
+    - A node that reads `model.stream(...)` may pass the parts on by `get_stream_writer()`.
+    - A failure that an error handler takes is an event `NodeFailed`, in no commit and in no `run.stats()`. The handler
+      gets an exception of Python's own class, else an `Exception` with the name of the class and the text.
+    - A context variable that a node sets may be seen by nodes after it.
+    - Left out: callbacks of the whole graph, `step_timeout` and `idle_timeout`, and of `config["metadata"]` all but
+      `langgraph_node`.
+    - A message without an id gets one from its commit, the same in a replay.
+    - A state that is one value has the field `root`.
+
+    Each node and router gets a copy of the fields in its input schema, which takes about 4 µs per message or dict. Its
+    parameter may be annotated with a smaller schema. Of a `Budget`, `seconds` alone bounds the LM calls of such nodes.
+
     Args:
         graph: a `StateGraph`, or what its `compile()` returned.
         nodes: by the name of a node, a module, graph or function that takes its place, or the options of
             `Graph.add_node` for it, such as `{"node": chat, "modules": {"predict": module}}`. In all options, the node
-            `inner` of a graph that is node `outer` has the name `outer.inner`.
+            `inner` of a graph that is node `outer` has the name `outer.inner`. The new node keeps the timeout, and the
+            attempts and pauses of a `RetryPolicy`, whose default becomes that of `Retry`: no error that the LM has
+            retried. An `error_handler` and a `CachePolicy` are left out, with a note in the log: write
+            `add_error_edge(...)`, and `cache=` among the options. For labelled demonstrations, the examples also need
+            the inputs of a predictor that a function calls.
         routes: by the name of a node, the nodes to which its routers may lead, where their code does not say it.
         goto: by the name of a node, the nodes to which a `Command` of it may lead, where its code does not say it.
         context: what nodes find as `runtime.context`. A run may be given its own, as a resource of the graph's

@@ -253,8 +253,8 @@ class LangGraphReport:
         if not self.lm_calls:
             return []
         return [
-            "These nodes call an LM. They run as they are, but DSPy neither tunes nor counts their calls. To have them",
-            "tuned, replace them one by one, for example so:",
+            "These nodes call the model directly. They run unchanged; to tune and count",
+            "them, replace them with predictors, one by one:",
             "  from_langgraph(graph, nodes={",
             *[f"      {line}" for call in self.lm_calls for line in _replacement(call)],
             "  })",
@@ -299,7 +299,7 @@ def _type_name(channel: BaseChannel[Any, Any, Any]) -> str:
 
 def _listed(title: str, texts: Sequence[str]) -> list[str]:
     """Sentences, numbered and wrapped; a table is not, since what is cut there could not be read."""
-    wrapped = partial(textwrap.fill, width=120, subsequent_indent="     ", break_on_hyphens=False)
+    wrapped = partial(textwrap.fill, width=76, subsequent_indent="     ", break_on_hyphens=False)
     return [title, *[wrapped(f"{number:>3}. {text}") for number, text in enumerate(texts, 1)]] if texts else []
 
 

@@ -97,6 +97,10 @@ class CompiledGraph(dspy.Module):
     ) -> Run:
         """Runs the graph and returns the run with its state, commits, events and errors.
 
+        Ctrl-C, a closed stream and a cancelled task stop it: sync nodes are finished and committed, async nodes are
+        cancelled. Ctrl-C raises `KeyboardInterrupt` once, when the end of the run is written; pressed again, it is
+        raised at once. It needs Python's own handler of SIGINT.
+
         Args:
             inputs: the inputs by name.
             resources: objects for parameters that are annotated with their type: clients, connections; never stored.

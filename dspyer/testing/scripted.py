@@ -41,9 +41,10 @@ class ScriptedLM(TextLM):
             - a function from `Prompt` to answer.
 
             An answer is a text (the raw answer of the LM), a dict of output fields (written in the form that the
-            adapter asks for), an exception to raise, or a function from `Prompt` to one of these. A field of tool calls
-            is a list of `{"name": ..., "args": {...}}`, each with an `id` if it matters: they are returned as native
-            calls if the request offers tools.
+            adapter asks for), an exception to raise as DSPy does (of `dspy.utils.exceptions`; any other one becomes an
+            `LMUnexpectedError`), or a function from `Prompt` to one of these. A field of tool calls is a list of
+            `{"name": ..., "args": {...}}`, each with an `id` if it matters: they are returned as native calls if the
+            request offers tools.
         model: name of the model, in histories and usage.
         **kwargs: settings of `dspy.LM`; by default it does not cache and does not retry.
 

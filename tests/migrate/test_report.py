@@ -79,8 +79,8 @@ Fields
   desk      Literal['support', 'billing']  replaces the value
   notes     list[str]                      is folded in by add
 
-These nodes call an LM. They run as they are, but DSPy neither tunes nor counts their calls. To have them
-tuned, replace them one by one, for example so:
+These nodes call the model directly. They run unchanged; to tune and count
+them, replace them with predictors, one by one:
   from_langgraph(graph, nodes={
       'classify': dspy.Predict("letter -> desk: Literal['support', 'billing'], notes: list[str]"),
       # def support(messages, predict): ... return {'messages': [('ai', predict(conversation=...).reply)]}
@@ -110,8 +110,8 @@ def test_problems_come_first_and_notes_last() -> None:
     lines = str(explain_langgraph(builder)).splitlines()
     assert lines[0] == "This graph cannot be converted as it is: 1 problem."
     assert lines[2] == "Problems"
-    assert lines[3].startswith("  1. the router 'route' of 'billing' is async: a router is a plain function; await in")
-    assert lines[-2] == "Notes"
+    assert lines[3].startswith("  1. the router 'route' of 'billing' is async: a router is a plain function;")
+    assert lines[-3] == "Notes"
 
 
 @pytest.mark.parametrize(
