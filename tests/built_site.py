@@ -1,4 +1,4 @@
-"""The built site as its readers see it, in a browser and from disk. `make docs` runs this; `make test` builds no site."""
+"""The built site as its readers see it, in a browser and from disk. `make docs` runs this."""
 
 from __future__ import annotations
 
@@ -23,13 +23,15 @@ MEASURE = """() => {
   const shown = (one) => one.innerText.trim().slice(0, 60);
   const text = seen(document.querySelectorAll(".md-content :is(p, li, h1, h2, h3)"));
   return {
-    clipped: seen(document.querySelectorAll("pre > code")).filter((one) => one.scrollWidth > one.clientWidth).map(shown),
+    clipped: seen(document.querySelectorAll("pre > code"))
+      .filter((one) => one.scrollWidth > one.clientWidth).map(shown),
     long: text.filter((one) => [...one.childNodes].some((inner) => inner.nodeType === 3 && inner.data.trim())
       && one.clientWidth > LIMIT).map(shown),
     broken: [...document.images].filter((one) => one.complete && !one.naturalWidth).map((one) => one.src),
     sideways: document.documentElement.scrollWidth - document.documentElement.clientWidth,
     height: document.documentElement.scrollHeight,
-    links: [...document.querySelectorAll("a[href], link[href], script[src], img[src]")].map((one) => one.href || one.src),
+    links: [...document.querySelectorAll("a[href], link[href], script[src], img[src]")]
+      .map((one) => one.href || one.src),
     sidebar: seen(document.querySelectorAll(".md-sidebar--primary .md-nav__link[href]")).length,
     tabs: seen(document.querySelectorAll(".md-tabs__link")).map((one) => one.innerText.trim()),
   };
