@@ -339,10 +339,10 @@ def progress() -> None:
 # Pictures that the library draws itself: the page whose first blocks are run, how many of them, and what is drawn then.
 DRAWN = {
     "desk": ("README.md", 1, "run"),
+    "support": ("docs/guides/looking.md", 1, "program.graph"),
     "how-it-works": ("docs/how-it-works.md", 2, "run"),
-    "research": ("docs/guides/looking.md", 1, "program.graph"),
     "self-correction": ("docs/guides/self-correction.md", 1, "program.graph"),
-    "research-run": ("docs/guides/looking.md", 1, "run"),
+    "support-run": ("docs/guides/looking.md", 1, "run"),
 }
 
 

@@ -77,7 +77,11 @@ class Graph:
         outputs: the fields that the program returns. By default every field that some node may write and that is no
             required input, and those with a reducer.
         merge: what a join does with a conflict: the name of a merge policy, a policy, a function `(Conflict) ->
-            value`, or a dict from path pattern to one of these. By default a conflict raises.
+            value`, or a dict from path pattern to one of these. By default a conflict raises. In a pattern, dots are
+            between keys, `*` matches one key and `**` any number of keys; a tuple is a path without wildcards.
+            A pattern that ends with a key applies to all below it, and the one
+            with the longest part before its first wildcard decides.
+            A merged value that no branch had is validated once more; one that is refused fails the join.
         keep: further fields that last over the runs of a thread, or `"all"`. Those of type `Kept[...]` and
             conversations (`Messages`, `add_messages`) last anyway; all others begin every run with their defaults.
         conversation: whether the nodes share one, in the field `messages`, which the schema need not have: each node
@@ -497,6 +501,10 @@ class Graph:
     ) -> Graph:
         """Add a router, which decides at run time where a branch goes.
 
+        It is pure: it does not await, and writes nothing. An unknown target or an empty list raises `RouteError`. The
+        `Send`s of a router are found in its code; one that calls a function of another file to create them is annotated
+        `-> list[Send]`, and a node that returns them `-> Command[Send]`.
+
         Args:
             source: the node that the branch leaves, or `START`.
             route: a sync function of the state's fields, the name of a field, or a `dspy.Module` with one `Literal`
@@ -548,7 +556,9 @@ class Graph:
         the node where they join runs without the failed branch, in parallel to a handler that leads elsewhere; if both
         write one field, `compile()` refuses the graph: lead the handler to that node, or say what wins by
         `merge={"reply": prefer("apologize")}`. Failed branches of a `Send` join at the handler, which runs once, with
-        all failures. An edge that leads back makes a loop, which only `max_steps` or a budget ends.
+        all failures. An edge that leads back makes a loop, which only `max_steps` or a budget ends. If several branches
+        of a graph inside the node would fail, it depends on time which of them have started: the failure is that of the
+        first of these in branch order.
 
         Posts of the failed node to live fields stay. Its predictor calls are no steps of the trace; their tokens
         count. On a thread the failure is written before the handler starts, so a resume does not call the node again.
