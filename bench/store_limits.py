@@ -1,4 +1,4 @@
-"""How much a store carries: `python -m bench.store_limits [--write docs/guides/store-limits.md]`.
+"""How much a store carries: `python -m bench.store_limits [--write bench/store_limits.md]`.
 
 Two questions, asked of one SQLite file and one PostgreSQL database in turn:
 
