@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.fleet.fleet import EXAMPLES, Fleet, fleet
+from tests.fleet.fleet import Fleet, fleet
 from tests.fleet.orders import Note
 
 pytestmark = pytest.mark.usefixtures("fork_server")
