@@ -25,7 +25,15 @@ class Budget:
 
     The limits are checked before each node and before each request to a language model. Requests in progress are
     finished, and so are the nodes that ask for no further one, so more may be spent than the limit: at most what was in
-    progress. A response from a cache costs nothing. A request that the LM repeats itself (`num_retries`) counts once.
+    progress. A response from a cache costs nothing. A request that the LM repeats itself (`num_retries`) counts once,
+    each attempt of `dspyer.lms.reliable` counts. A run whose last node reaches the limit is completed.
+
+    Branches, maps and graphs inside of nodes share the budget of the outermost run; one that an inner graph was
+    compiled with has no effect. A run that the code of a node starts with a budget of its own counts for both. A resume
+    begins a new budget. A node whose request was refused commits nothing, even if its code catches every exception, and
+    is called again by a resume. A refused request ends the work of `dspy.Parallel` and `dspy.Evaluate` in a node at
+    once: `run.error.spent` may lack what their other threads had in progress. Calls that DSPy's callbacks do not reach,
+    by a client of your own or in threads without a copy of the context, are not counted.
 
     Args:
         tokens: the most tokens, of prompts and responses. A response that does not say how many it has used fails the

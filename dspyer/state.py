@@ -21,7 +21,9 @@ class ImmutableState(FrozenDict[str, Any]):
     """An immutable snapshot: a mapping from field names to values, in insertion order.
 
     Neither the values that it was built from nor the values read from it can change it. Applying a patch returns a new
-    state, which shares every value that the patch does not name.
+    state, which shares every value that the patch does not name. A mutable object, such as a dataclass, is read as a
+    copy. A `dspy.Tool` is held with its function, which no store keeps: one that was read from a store has what prompts
+    show of it, and raises when it is called.
 
     Args:
         mapping: fields and their values.

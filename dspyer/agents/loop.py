@@ -378,6 +378,16 @@ def tool_loop(
     once; with `compile(retry=2)` the request is repeated first. A run whose last turn does not submit fails with
     `AgentError`, which has a `reason` and the number of `turns`.
 
+    As a node of another graph it reads its inputs from fields and has a conversation of its own, which begins anew at
+    each call; a node that reads and writes `messages` shares that of the outer graph. `prediction.trajectory` has the
+    turns of all agents of the run, and a program that is one agent has the `history` and `termination_reason` of
+    `ReActV2`.
+
+    Optimizers see one predictor per mode, each turn as one step of the trace; a response without calls and a turn whose
+    outputs a check refused make no demo. Tools are no part of demos and saved files. `LabeledFewShot` teaches nothing,
+    since a labelled example has no turn. With native tool calls DSPy shows demos without the calls: tune with calls as
+    text. `BootstrapFinetune` needs `multitask=True`; its prompts and those of `GRPO` lack the list of tools.
+
     Args:
         signature: the inputs and outputs of the task.
         tools: what the model may call: functions, `dspy.Tool`s, modules, programs, and what `agents.tool` made of them.

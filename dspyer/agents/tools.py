@@ -56,6 +56,33 @@ def tool(
 ) -> ToolSpec:
     """Give something that a model can call the options of a tool.
 
+    Each tool is a node of its name, and each call one visit of it, with exactly one result. What the call raises, wrong
+    arguments included, is its result: one line, the same in every process, after the retries of the node. Budgets,
+    questions, cancellation, errors of the store, a `NodeOutputError` and what `raises` names fail the node instead.
+    Results are kept as JSON values; any other object as `str(object)`.
+
+    The model does not see the parameters `ctx`, those that `reads` names, `key` with `effect=True`, and those annotated
+    with the class of a resource. Pydantic models and dataclasses are arguments. What `Annotated` demands is validated;
+    descriptions are given by `dspy.Tool(fn, arg_desc={...})`. A single output of a module is the result itself, several
+    are a dict. As a check of a tool `search`, a module is the predictor `search.check`, and a module that is the tool
+    then `search.module`.
+
+    The question of `approve` has the tool's name as its key and the call as its text, also where `redact` hides the
+    conversation; several open ones are told apart by their `id`. Answers are True, False and `Approval`, or its JSON. A
+    call with changed arguments is that call from then on, and a note in the result says so. A function decides on the
+    state with which the call began, the same at each attempt, without `ctx` or a model. If the user writes instead of
+    answering, `if_open="amend"` refuses the call; with `if_open="abandon"` the model is shown that it may have been
+    made.
+
+    A crash in the middle of a call repeats it. With `effect=True` neither a retry nor a later step that fails does,
+    also if its result cannot be kept; after a timeout or a lost connection the model is told that it may have happened.
+    A call that a check repeats has another idempotency key and is approved on its own. An error in a check fails the
+    node.
+
+    If two calls of one turn write different values to one path, the first in the order of the calls is kept and the
+    other's result is an error. Reducers keep both, apart from two values of one key and a `Replace`; a merge policy of
+    an edge to `settle` holds instead. The result of a call that updates a field is added at the end of the turn.
+
     Args:
         target: a function, sync or async; a `dspy.Tool` (also one made of an MCP or LangChain tool); a `dspy.Module`,
             whose inputs are the arguments; or a graph or program, whose required inputs are the arguments. Outputs are

@@ -91,8 +91,25 @@ def reliable(
     the calls: `reliable(reliable(main, requests_per_minute=600), reliable(backup, requests_per_minute=60))`.
 
     The next LM is asked when the error of one remains after its last attempt, and before a stream has shown a token. It
-    is not asked if the request or the settings are wrong (status 400, 401, 404), after a refusal, and if the context
-    is too long.
+    is not asked if the request or the settings are wrong (status 400, 401, 403, 404), after a refusal, and if the
+    context is too long. The error that remains has its own type; notes on it name the errors of the LMs asked before.
+    A node does not retry what has been repeated here.
+
+    A pause takes as long as the server asks for (`Retry-After`). Above the `max_wait` of the policy, 60 seconds by
+    default, the next LM is asked at once, and this one is skipped for the time that the server named. With every LM
+    skipped, they are asked in order all the same; the first response ends a skip. A `Retry-After` below that holds back
+    every caller of this LM.
+
+    Each LM keeps its settings and its part of DSPy's cache; what a copy changes (`lm.copy(temperature=1.0)`) goes to
+    all, and settings of one LM alone, such as a key, are refused. Capabilities are those that all of them have.
+    Callbacks hear of each request, also of one that failed. Usage, cost and `history` have an entry per call, under the
+    model that responded; the histories of the given LMs stay empty. A saved program has the LMs and limits without
+    keys, and is loaded by `program.load(path, allow_unsafe_lm_state=True)`. What is loaded, unpickled or forked has
+    limits of its own. A call with `n=5` is five requests, and is repeated as a whole. A cancelled caller, and one whose
+    run has used up its budget, stops to wait. The logger `dspyer.lms` has retries at INFO and fallbacks at WARNING.
+
+    In async code await `lm.acall`: a sync call within an event loop blocks it, and with `max_concurrency`, a sync
+    program that calls its nodes in threads could wait there for slots that tasks of this loop hold.
 
     Args:
         *lms: the LMs, each a `dspy.LM`, in the order in which they are asked. They are copied, with `num_retries=0`.

@@ -35,6 +35,20 @@ class Cache:
 
     It declares the node pure: equal reads give an equal patch. `add_node(cache=True)` means `Cache()`.
 
+    The key is made of the names of the graph and of the node, the fields that it writes, `version`, the source text of
+    the function with its defaults, closure and what it names in its own file (functions by their text, constants by
+    their value, as they are when the graph is compiled), and of what the call reads, with types. Of functions and
+    modules from elsewhere it has the names alone. So it does not know other files, the network, the clock or random
+    numbers: change `version` with them. An object that the function holds, and code without source text, need a
+    `version`. A function that counts its calls in a global variable has another key at each `compile`.
+
+    Modules, graphs, and functions with modules, `ctx`, the whole state or a resource are refused when the graph is
+    compiled, as is a `Command` with targets. A result without a JSON form is committed and not kept, and a warning says
+    why; failures are never kept. A hit is validated, folded, checked and routed like a result; retries are inside of
+    the cache. Equal calls at the same time wait for one in this process, as long as it takes: give a node that could
+    hang a `timeout`. Two processes may both make it. A damaged or full folder costs calls and a warning. A folder holds
+    1 GiB; then the oldest entries go. Entries are not encrypted.
+
     Args:
         ttl: how old a result may be, in seconds; None for any age.
         version: a text that is a part of the key: a new one leaves all earlier results behind. It names what the key

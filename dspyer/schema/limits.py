@@ -24,6 +24,7 @@ def limit(*, kb: float, full: Full = "refuse") -> Limit:
     """Limit what a field may hold, as part of its annotation, after the reducer.
 
     Joins and replays keep it. `commit.sizes` has the bytes of the limited fields that a commit wrote.
+    The cost of measuring depends on the update, not on the size of the field.
 
     Args:
         kb: kilobytes (thousands of bytes) of the JSON form.

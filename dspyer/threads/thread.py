@@ -422,7 +422,7 @@ class Thread:
 
     @property
     def cost(self) -> float | None:
-        """US dollars that all runs have cost, as `usage`; None if a price is not known."""
+        """US dollars of all runs, as `usage`, without those that `rerun` has replaced; None if a price is not known."""
         return total_cost(self.usage)
 
     def lm_calls(self, commit: int | str) -> tuple[LMCall, ...]:
