@@ -71,7 +71,12 @@ def must_ask(amount: float, photo: str | None) -> bool:
 # --8<-- [end:tools]
 # --8<-- [start:agent]
 def support(bank: Bank, store: Store) -> CompiledGraph:
-    def refund(order: str, amount: float, refunds: int, key: str) -> Command:
+    def refund(
+        order: str,
+        amount: float,
+        refunds: int,
+        key: str,
+    ) -> Command:
         """Pays money back, in USD."""
         bank.pay(key, order, amount)
         update = {"refunds": refunds + 1}

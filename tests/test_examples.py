@@ -126,16 +126,6 @@ SHOWN = {
         "researcher  nothing",
         "the same pad both times: True, {'research': 4, 'analysis': 4, 'code': 4, 'review': 4}",
     ],
-    "desk.py": [
-        "interrupted: refund(order='A-17', amount=90.0)?",
-        "ada approves it herself: 403 the desk decides about refunds",
-        "eve:  ada:kettle asks for {'order': 'A-17', 'amount': 90.0}; half of it is enough",
-        "it was killed by SIGKILL",
-        "refund of 45.00, approved by eve",
-        "the bank was asked 2 times under 1 key, and paid 1 time",
-        "LM calls of both servers: 3",
-        "by eve\n",
-    ],
     "whole.py": [
         "['read took ",
         "refund(order='A-17', amount=60)? -> half of it",
@@ -146,15 +136,6 @@ SHOWN = {
         "    refund (tool)",
         "18 executions were timed",
         "`reply` is 'Dear Ada, We pay 45.00 back for the kettle.', expected 'Dear Ada, no.'.",
-    ],
-    "agent.py": [
-        "mail(to='Ada', text='Low tide is at 09:40.",
-        "work      Both at once.",
-        "          -> research(topic='tides')",
-        '          research: ["The ferry lands at every hour',
-        "- no mail was sent to Ada",
-        "          -> submit(report='Ada knows: low tide at 09:40, and no ferry then.')",
-        "research          2      100 %",
     ],
     "fleet.py": [
         "web: 12 requests, one of them sent twice",
@@ -201,12 +182,7 @@ SHOWN = {
         "  sofa: interrupted, ['last']\n49 hours later\n  sofa: completed, a sofa is not sent",
         "lamp: approve by ada, cool_down by expired\nsofa: last by expired",
     ],
-    "approval.py": [
-        "interrupted after 5 commits",
-        "approve: Send this? end the contract, since you wrote: ",
-        "the thread is interrupted, it asks ['approve']",
-        "LM calls of this process: 0",
-    ],
+    "support_chat.py": ["      killed by SIGKILL: True"],
 }
 
 for program, outputs in shown_of_programs().items():
@@ -398,5 +374,4 @@ def assert_no_scan_was_read_twice(printed: str) -> None:
 
 def test_every_example_is_run() -> None:
     parts = {"fleet_tasks.py", "model.py", "scanner.py", "triage.py"}  # imported by the others
-    servers = {"web.py"}  # read in a browser by test_web_pages.py
-    assert {path.name for path in EXAMPLES.glob("*.py")} - parts - servers == SHOWN.keys()
+    assert {path.name for path in EXAMPLES.glob("*.py")} - parts == SHOWN.keys()
