@@ -43,8 +43,6 @@ demo: $(READY)
 	$(BIN)/python examples/from_langgraph.py
 	@echo; echo "A support chat: a person approves a refund, the server is killed, another one goes on (examples/support_chat.py)"; echo
 	$(BIN)/python examples/support_chat.py
-	@echo; echo "A process is killed in the middle of a run; another one resumes it (examples/killed.py)"; echo
-	$(BIN)/python examples/killed.py
 	@echo; echo "Stored runs to look at (examples/look.py)"; echo
 	$(BIN)/python examples/look.py
 
