@@ -187,6 +187,9 @@ class Question(JsonRecord):
 class Answer(JsonRecord):
     """The answer to a question, as it was given first.
 
+    With `compile(redact=...)` an open question is shown as it was asked. Once it is answered, what shows the run hides
+    its value, unless that is a yes or no, and the arguments of the call that was approved.
+
     Attributes:
         question: the question.
         value: the answer; None to a question that takes none.

@@ -60,6 +60,11 @@ def show_brief(_path: KeyPath, value: Any) -> str:
 class Conflict:
     """A path that both sides of a merge changed, to different values: the argument of a merge policy.
 
+    Only the net change of a side counts: one that restores the value of the base has changed nothing. `Replace` or
+    `DELETE` in one branch and any update in another are a conflict of the whole field with a reducer. The keys of an
+    `update` field and the ids of messages conflict one by one, with whole values; where a policy returns `DELETE` for
+    a key, the join replaces the whole field, so updates of branches that join later conflict with the whole field.
+
     Attributes:
         path: keys from the state down to the value.
         base: the value that both sides started from, `DELETE` if there was none.

@@ -118,6 +118,16 @@ def test_the_peps_are_well_formed_and_as_the_readme_says() -> None:
         assert f"{count} are {status.lower()}" in said or f"{count} {status.lower()}" in " ".join(said.split())
 
 
+def test_the_questions_about_peps_have_gold_among_them() -> None:
+    rows = [json.loads(line) for line in (DATA / "pep_questions.jsonl").read_text("utf-8").splitlines()]
+    assert Counter(row["split"] for row in rows) == {"train": 20, "test": 20}
+    assert len({row["question"] for row in rows}) == 40
+    status = {pep["number"]: pep["status"] for pep in PEPS}
+    golds = [number for row in rows for number in row["gold"]]
+    assert len(golds) == len(set(golds)), "a gold number of `test` is in `train`"
+    assert all(len({status[number] for number in row["gold"]}) == 1 for row in rows)
+
+
 def test_documents_have_a_head_and_a_body_of_the_promised_length() -> None:
     assert len(DOCUMENTS) == 8
     for name, text in DOCUMENTS.items():

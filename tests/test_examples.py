@@ -50,6 +50,10 @@ SHOWN = {
         "  optimize.GEPA ",
         "predictor  right given right inputs  selected  kept",
     ],
+    "documents.py": [
+        "START -> understand -> retrieve -> answer -> quoted -> answer_fix -> quoted",
+        "Which operator multiplies two matrices?",
+    ],
     "corrections.py": [
         "40 mails in the archive; people have corrected categories in 37, urgency in 37",
         "Where the desk loses: goal `queue`: 1 of 40 right",
@@ -221,7 +225,7 @@ FEWER: dict[str, dict[str, Any]] = {
 
 
 DEAR = {"batch_dask.py", "batch_peps.py", "corrections.py", "fleet.py", "from_langgraph.py", "optimize.py", "scans.py"}
-DEAR |= {"home.py", "search.py", "tune.py"}
+DEAR |= {"documents.py", "home.py", "search.py", "tune.py"}
 RUNS = [
     pytest.param(name, marks=[pytest.mark.slow("many runs, processes or an optimizer")] * (name in DEAR))
     for name in SHOWN

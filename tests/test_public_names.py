@@ -114,7 +114,7 @@ def test_every_event_is_on_the_events_page() -> None:
 def test_every_merge_policy_is_on_its_pages() -> None:
     built_in = {name: value for name, value in vars(policies).items() if isinstance(value, policies.Policy)}
     assert built_in.keys() <= {*policies.__all__}
-    pages = [API / "state.md", API.parent / "old" / "merge-policies.md"]
+    pages = [API / "state.md", API.parent / "guides" / "branches.md"]
     for text in (*(page.read_text() for page in pages), dspyer.ImmutableState.merge.__doc__ or ""):
         assert not [one.name for one in built_in.values() if f'`"{one.name}"`' not in text], text[:80]
 

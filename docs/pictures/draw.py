@@ -167,26 +167,27 @@ def three_way() -> None:
     """Three-way merge: only what a side changed since the base counts."""
     p = Picture("three-way-merge", 860, 330, "Three-way merge: base, two sides, and the joined state")
     w, h = 220, 108
+    same = "text:    'The inv...'"
     p.box(28, 110, w, h)
     p.text(44, 134, "base", "title")
-    merge_rows(p, 44, 158, [("draft: 'v1'", ""), ("tags:  ['a']", ""), ("old:   1", "")])
+    merge_rows(p, 44, 158, [(same, "")])
     p.box(320, 30, w, h, kind="left")
-    p.text(336, 54, "left", "title tl")
-    merge_rows(p, 336, 78, [("draft: 'v1'", "quiet"), ("tags:  ['a', 'b']", "tl"), ("old:   1", "gone")])
+    p.text(336, 54, "judge", "title tl")
+    merge_rows(p, 336, 78, [(same, "quiet"), ("team:    'billing'", "tl"), ("urgency: 'low'", "tl")])
     p.box(320, 190, w, h, kind="right")
-    p.text(336, 214, "right", "title tr")
-    merge_rows(p, 336, 238, [("draft: 'v2'", "tr"), ("tags:  ['a', 'c']", "tr"), ("old:   1", "quiet")])
-    p.box(602, 110, w, h, kind="join")
-    p.text(618, 134, "joined", "title tj")
-    merge_rows(p, 618, 158, [("draft: 'v2'", "tr"), ("tags:  ['a', 'b', 'c']", ""), ("old:   1", "gone")])
+    p.text(336, 214, "contract", "title tr")
+    merge_rows(p, 336, 238, [(same, "quiet"), ("plan:    'business'", "tr"), ("urgency: 'high'", "tr")])
+    p.box(602, 98, w, 132, kind="join")
+    p.text(618, 122, "joined", "title tj")
+    rows = [(same, ""), ("team:    'billing'", "tl"), ("plan:    'business'", "tr"), ("urgency: 'high'", "tr")]
+    merge_rows(p, 618, 146, rows)
     p.path("M248 150 C285 150 285 84 317 84", "l")
     p.path("M248 178 C285 178 285 244 317 244", "r")
     p.path("M540 84 C577 84 570 150 599 150", "l")
     p.path("M540 244 C577 244 570 178 599 178", "r")
-    p.text(706, 246, "draft: only right changed it", "small tr", "middle")
-    p.text(706, 266, "old: only left changed it, so it stays deleted", "small tl", "middle")
-    p.text(706, 286, "tags: both did, so the policy decides", "small", "middle")
-    p.text(706, 306, "(combine_lists: the base's items once)", "small quiet", "middle")
+    p.text(712, 260, "team, plan: one side changed it", "small", "middle")
+    p.text(712, 280, "urgency: both did, so the policy decides", "small tr", "middle")
+    p.text(712, 300, "prefer('contract')", "small quiet", "middle")
     p.save()
 
 
@@ -338,9 +339,10 @@ def progress() -> None:
 # Pictures that the library draws itself: the page whose first blocks are run, how many of them, and what is drawn then.
 DRAWN = {
     "desk": ("README.md", 1, "run"),
-    "research": ("docs/guides/looking.md", 1, "program.graph"),
+    "support": ("docs/guides/looking.md", 1, "program.graph"),
+    "how-it-works": ("docs/how-it-works.md", 2, "run"),
     "self-correction": ("docs/guides/self-correction.md", 1, "program.graph"),
-    "research-run": ("docs/guides/looking.md", 1, "run"),
+    "support-run": ("docs/guides/looking.md", 1, "run"),
 }
 
 

@@ -148,15 +148,11 @@ def serve(path: Path, program: Any = None) -> str:
     return said[0]
 
 
-WIDE, PHONE = (1280, 800), (380, 760)
-SHOTS = {  # name -> (page, size, what is pressed before)
-    "runs": ("/runs", WIDE, ()),
-    "failed": ("/run?thread=case-4711", WIDE, ()),
-    "step": ("/run?thread=case-4712&step=case-4712.1/trunk:5", WIDE, ()),
-    "graph": ("/run?thread=case-4712&view=graph", WIDE, ()),
-    "timeline": ("/run?thread=case-4712&view=timeline", WIDE, ()),
-    "copy": ("/run?thread=case-4703&step=case-4703.1/trunk:6", WIDE, ("Copy…", "refund")),
-    "phone": ("/run?thread=case-4711", PHONE, ()),
+SIZE = {"width": 1280, "height": 800}
+SHOTS = {  # name -> page
+    "failed": "/run?thread=case-4711",
+    "step": "/run?thread=case-4712&step=case-4712.1/trunk:5",
+    "timeline": "/run?thread=case-4712&view=timeline",
 }
 BOTH = ("failed", "step")  # in light and dark
 
@@ -167,19 +163,15 @@ def shoot(address: str) -> None:
     with sync_playwright() as playwright:
         browser = playwright.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
         for scheme in ("light", "dark"):
-            for name, (route, size, pressed) in SHOTS.items():
+            for name, route in SHOTS.items():
                 if scheme == "dark" and name not in BOTH:
                     continue
-                context = browser.new_context(
-                    viewport={"width": size[0], "height": size[1]}, color_scheme=scheme, timezone_id="UTC"
-                )
+                context = browser.new_context(viewport=SIZE, color_scheme=scheme, timezone_id="UTC")
                 page = context.new_page()
                 page.goto(f"{base}/#token={token}{route}")
                 page.wait_for_selector("a.row, .panebody .part, [role=row]")
                 page.wait_for_load_state()
                 page.wait_for_timeout(600)
-                for button in pressed:
-                    page.get_by_role("button", name=button).first.click()
                 page.evaluate("document.querySelector('.store').firstChild.textContent = 'runs.db'")
                 page.mouse.move(1, 1)
                 page.wait_for_timeout(200)

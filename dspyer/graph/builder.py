@@ -77,7 +77,11 @@ class Graph:
         outputs: the fields that the program returns. By default every field that some node may write and that is no
             required input, and those with a reducer.
         merge: what a join does with a conflict: the name of a merge policy, a policy, a function `(Conflict) ->
-            value`, or a dict from path pattern to one of these. By default a conflict raises.
+            value`, or a dict from path pattern to one of these. By default a conflict raises. In a pattern, dots are
+            between keys, `*` matches one key and `**` any number of keys; a tuple is a path without wildcards.
+            A pattern that ends with a key applies to all below it, and the one
+            with the longest part before its first wildcard decides.
+            A merged value that no branch had is validated once more; one that is refused fails the join.
         keep: further fields that last over the runs of a thread, or `"all"`. Those of type `Kept[...]` and
             conversations (`Messages`, `add_messages`) last anyway; all others begin every run with their defaults.
         conversation: whether the nodes share one, in the field `messages`, which the schema need not have: each node
@@ -325,17 +329,21 @@ class Graph:
         """Add a node that asks a question outside the program and waits for the answer: no code runs in it.
 
         The run ends with status `interrupted` after its other branches have run as far as they can; no process waits.
+        If a part around it fails and an error edge takes the failure, the question is closed.
         On a thread `thread.resume(answers={name: ...})` continues the run, in any process, and calls no node again.
 
         Args:
             name: name of the node, and key of its question.
             question: a text with fields of the state in braces, or a function of fields that returns the text.
             answer: the type of the answer, any that pydantic validates; None for a question that only waits for a
-                resume.
+                resume. An answer is an instance of it, or is read as strict JSON: a date as text, a set as a list, an
+                enum by its value, a model as an object; no text becomes a yes, or a number.
             into: the field that gets the answer, one that lives for one run. A question with an answer needs it, so
                 that a no cannot be overlooked.
             expires: when the question expires: seconds from when it is first asked, or a `datetime` with a time zone;
-                None for never. With `answer=None` it is a timer. The first resume after it goes on.
+                None for never. With `answer=None` it is a timer. The first resume after it goes on. It counts by the
+                clock of the process that asks, and is compared with that of the one that resumes; exports and copies
+                keep it.
             default: the answer then, given `by="expired"`; without it the node raises `QuestionExpired`, which an error
                 edge may take.
 
@@ -544,7 +552,9 @@ class Graph:
         the node where they join runs without the failed branch, in parallel to a handler that leads elsewhere; if both
         write one field, `compile()` refuses the graph: lead the handler to that node, or say what wins by
         `merge={"reply": prefer("apologize")}`. Failed branches of a `Send` join at the handler, which runs once, with
-        all failures. An edge that leads back makes a loop, which only `max_steps` or a budget ends.
+        all failures. An edge that leads back makes a loop, which only `max_steps` or a budget ends. If several branches
+        of a graph inside the node would fail, it depends on time which of them have started: the failure is that of the
+        first of these in branch order.
 
         Posts of the failed node to live fields stay. Its predictor calls are no steps of the trace; their tokens
         count. On a thread the failure is written before the handler starts, so a resume does not call the node again.
