@@ -1,37 +1,38 @@
 """Every error that dspyer raises on purpose, grouped by who can fix it.
 
     DspyerError
-    ├── GraphError (ValueError)             the graph: found when it is built, all problems at once
-    ├── InputError (ValueError)             the caller: a missing, unknown or invalid input of a run
-    ├── StateError                          a value or a patch
-    │   ├── UnsupportedValueError (TypeError)   a value that a state cannot protect from changes
-    │   ├── PatchError (TypeError)              a patch that is not a mapping, or is nested too deep
-    │   ├── ImmutableError (TypeError)          an attempt to change a state in place
-    │   ├── UnsetFieldError (KeyError)          a read of a field that has no value yet
-    │   └── LMCallError                         the function of `record_lm_calls=` failed: what to write is unknown
-    ├── NodeOutputError (ValueError)        a node: wrong type, unknown key, write without permission
-    ├── NodeTimeoutError (TimeoutError)     a node: one attempt took longer than its `timeout`
-    ├── MapError                            a map: too many of its items failed
-    ├── SearchError                         a search: every trial failed
-    ├── CheckError (ValueError)             a check still finds problems after the last correction
-    ├── MergeConflictError (ValueError)     a merge: two sides changed one path, policy "raise"
-    ├── AttemptError (ValueError)           a node: a key of `ctx.once` or `ctx.interrupt` used twice, or differently
-    │   └── AttemptOverError                    an attempt that has timed out still used its `ctx`
-    ├── RouteError (ValueError)             a router or `goto`: an unknown target, or none
-    ├── LimitError (RuntimeError)           a run exceeded a limit
-    │   └── StepLimitError                      the longest chain of commits passed `max_steps`
-    ├── RunStoppedError                     the caller: `thread.stop()`, a closed stream, a cancelled task, Ctrl-C
-    │   └── BudgetError                         the run reached a limit of its budget
-    ├── Interrupted                         not a fault: the run waits for answers to its questions
-    ├── StoreError                          a store that fails, or data in it that cannot be read
-    ├── ThreadError                         the operation is not valid in the thread's current state
-    │   ├── ConcurrentRunError                  another run owns the thread
-    │   ├── OpenRunError                        the last run of the thread has not finished
-    │   └── ChangedGraphError                   the graph has changed since the last run of the thread
-    ├── DSPyVersionError (ImportError)      the installation: another version of DSPy than dspyer is tested with
-    └── ScriptError (AssertionError)        a test: an LM call off the script, or an answer that was not used
+    ├── GraphError (ValueError)            the graph, when it is built
+    ├── InputError (ValueError)            the caller
+    ├── StateError                         a value or a patch
+    │   ├── UnsupportedValueError (TypeError)
+    │   ├── PatchError (TypeError)
+    │   ├── ImmutableError (TypeError)
+    │   ├── UnsetFieldError (KeyError)
+    │   └── LMCallError                    the function of `record_lm_calls=`
+    ├── NodeOutputError (ValueError)       a node
+    ├── NodeTimeoutError (TimeoutError)    a node
+    ├── MapError, SearchError              their items and trials
+    ├── CheckError (ValueError)            what a model wrote
+    ├── AgentError                         an agent, or its model
+    ├── MergeConflictError (ValueError)    the graph: no policy
+    ├── AttemptError (ValueError)          a node
+    │   └── AttemptOverError
+    ├── AnswerError, QuestionExpired       who answers
+    ├── RouteError (ValueError)            a router
+    ├── LimitError (RuntimeError)          a loop
+    │   └── StepLimitError
+    ├── RunStoppedError                    the caller
+    │   └── BudgetError
+    ├── Interrupted                        no fault: it waits for answers
+    ├── StoreError                         the store
+    ├── ThreadError                        the caller
+    │   ├── ConcurrentRunError
+    │   ├── OpenRunError
+    │   └── ChangedGraphError
+    ├── DSPyVersionError (ImportError)     the installation
+    └── ScriptError (AssertionError)       a test
 
-    ExecutorLost (BaseException)            the executor of a program: it has not made a call, or has lost its result
+    ExecutorLost (BaseException)           the executor of a program
 
 An exception that a node raises is never wrapped: it reaches the caller unchanged, with a note (PEP 678) that names
 node, branch and attempt. `Interrupt` is not an error and not an `Exception`: `ctx.interrupt` raises it in a node to
