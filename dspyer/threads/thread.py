@@ -743,9 +743,9 @@ class Thread:
 
         The agent is shown it at its next turn, once, as a user message that is committed with that turn: a crash, a
         resume and a copy have it. Nothing that runs is cut short, and an agent that would end takes another turn,
-        unless `max_turns` is reached. What comes after the last turn of a run is `unread`, and waits for the first one of the
-        next run. Messages come in the order of their numbers. A copy of the thread begins without unread ones, an
-        export has them, `delete` deletes them and `prune` leaves them.
+        unless `max_turns` is reached. What comes after the last turn of a run is `unread`, and waits for the first one
+        of the next run. Messages come in the order of their numbers. A copy of the thread begins without unread ones,
+        an export has them, `delete` deletes them and `prune` leaves them.
 
         Args:
             text: the text, at most 100,000 bytes.
