@@ -501,6 +501,10 @@ class Graph:
     ) -> Graph:
         """Add a router, which decides at run time where a branch goes.
 
+        It is pure: it does not await, and writes nothing. An unknown target or an empty list raises `RouteError`. The
+        `Send`s of a router are found in its code; one that calls a function of another file to create them is annotated
+        `-> list[Send]`, and a node that returns them `-> Command[Send]`.
+
         Args:
             source: the node that the branch leaves, or `START`.
             route: a sync function of the state's fields, the name of a field, or a `dspy.Module` with one `Literal`

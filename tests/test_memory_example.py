@@ -1,8 +1,8 @@
-"""The class `Memory` of docs/guides/memory.md: what is read and written once, after a crash too; what is forgotten."""
+"""The class `Memory` of examples/memory.py: what is read and written once, after a crash too; what is forgotten."""
 
 from __future__ import annotations
 
-import re
+import runpy
 import signal
 import sqlite3
 import threading
@@ -11,7 +11,6 @@ from collections.abc import Callable, Iterator
 from contextlib import closing
 from functools import partial
 from pathlib import Path
-from types import ModuleType
 from typing import Any, NamedTuple
 
 import pytest
@@ -21,22 +20,18 @@ from dspyer import END, START, CompiledGraph, Context, Graph
 from tests.log.failing import FailingSQLite, kill
 from tests.log.processes import end_of, fork
 
-PAGE = Path(__file__).parent.parent / "docs" / "guides" / "memory.md"
+EXAMPLE = Path(__file__).parent.parent / "examples" / "memory.py"
 PATIENCE = 20.0
 
 
 @pytest.fixture(scope="module")
 def classes() -> dict[str, Any]:
-    """The classes of the page."""
-    found = [code for code in re.findall(r"```python\n(.*?)```", PAGE.read_text(), re.DOTALL) if "\nclass " in code]
-    module = ModuleType("memory_page")
-    for code in found:
-        exec(re.split(r"\n(?:connection|words|graph) = ", code)[0], module.__dict__)
-    return module.__dict__
+    """The classes and functions of the example."""
+    return runpy.run_path(str(EXAMPLE))
 
 
 class Counting:
-    """A store of the page that notes its calls; may fail or end the process after a write has taken effect."""
+    """A store of the example that notes its calls; may fail or end the process after a write has taken effect."""
 
     def __init__(self, store: Any) -> None:
         self.store = store
@@ -76,7 +71,7 @@ class Service(NamedTuple):
 
 
 def opened(kind: str, path: Path, classes: dict[str, Any]) -> tuple[Any, sqlite3.Connection]:
-    """A store of the page, and its connection. Nothing waits for the disk: no test cuts the power."""
+    """A store of the example, and its connection. Nothing waits for the disk: no test cuts the power."""
     if kind == "words":
         found = classes["InSQLite"](path / "words.db")
         connection = found.db
@@ -210,11 +205,11 @@ def test_the_key_of_an_effect_as_the_id(service: Service, classes: dict[str, Any
     assert service.texts("ada") == ["likes 0", "likes 1", "likes 2"]
 
 
-def test_forgotten_while_another_process_is_about_to_remember(service: Service, tmp_path: Path) -> None:
-    """As the page says: the node that is at work keeps one text, and the next `forget` deletes it."""
-    (code,) = re.findall(r"^def forget\(user\).*?\n\n\n", PAGE.read_text(), re.DOTALL | re.MULTILINE)
-    names: dict[str, Any] = {"program": service.program, "memory": service.memory}
-    exec(code, names)
+def test_forgotten_while_another_process_is_about_to_remember(
+    service: Service, tmp_path: Path, classes: dict[str, Any]
+) -> None:
+    """The node that is at work keeps one text, and the next `forget` deletes it."""
+    forget = partial(classes["forget"], program=service.program, memory=service.memory)
     inside, go = tmp_path / "inside", tmp_path / "go"
 
     def wait_for(path: Path) -> None:
@@ -239,15 +234,15 @@ def test_forgotten_while_another_process_is_about_to_remember(service: Service, 
 
     process = fork(child)
     wait_for(inside)
-    assert (names["forget"]("ada"), service.program.threads()) == ([], [])
+    assert (forget("ada"), service.program.threads()) == ([], [])
     go.touch()
     assert end_of(process) == 0
     assert (service.program.threads(), service.texts("ada")) == ([], ["likes tea"])
-    assert (names["forget"]("ada"), service.texts("ada")) == ([], [])
+    assert (forget("ada"), service.texts("ada")) == ([], [])
 
 
 def test_no_byte_of_a_forgotten_text_is_left(service: Service, tmp_path: Path) -> None:
-    """After `VACUUM`, as the page says, also in the index of words."""
+    """After `VACUUM`, also in the index of words."""
     service.program.thread("ada/1").run({"user": "ada", "said": "likes zyxwvut"}, resources=[service.memory])
     service.program.thread("bob/1").run({"user": "bob", "said": "likes tea"}, resources=[service.memory])
     files = [path for name in ("memories.db", "words.db") for path in tmp_path.glob(f"{name}*")]
@@ -289,12 +284,9 @@ def test_any_text_is_a_query(query: str, tmp_path: Path, classes: dict[str, Any]
         assert words.search("bob", "ÉTÉ", 5) == ["tea table user bob été"]
 
 
-def test_forget_deletes_threads_and_memories_and_names_what_is_left(service: Service) -> None:
-    """The function `forget` of the page, over threads of one user, of others, at work, and copies."""
-    (code,) = re.findall(r"^def forget\(user\).*?\n\n\n", PAGE.read_text(), re.DOTALL | re.MULTILINE)
-    names: dict[str, Any] = {"program": service.program, "memory": service.memory}
-    exec(code, names)
-    forget = names["forget"]
+def test_forget_deletes_threads_and_memories_and_names_what_is_left(service: Service, classes: dict[str, Any]) -> None:
+    """The function `forget` of the example, over threads of one user, of others, at work, and copies."""
+    forget = partial(classes["forget"], program=service.program, memory=service.memory)
     for name in ("ada/1", "ada/2", "ada2/1", "ad/1", "x/ada/1"):
         user = name.partition("/")[0]
         service.program.thread(name).run({"user": user, "said": "likes tea"}, resources=[service.memory])
