@@ -741,9 +741,9 @@ class Thread:
     def send(self, text: str, *, to: str | None = None, by: str = "", key: str | None = None) -> Sent:
         """Sends a message to the agent of the thread, in whatever process its run works, waits, or has ended.
 
-        The agent is shown it at its next turn, once, as a user message that is committed with that turn. An agent that
-        would end takes another turn for it, within `max_turns`; what comes later is `unread` until the next run. Copies
-        begin without unread ones, exports have them, `prune` leaves them.
+        The agent is shown it at its next turn, once, as a user message. An agent that would end takes another turn for
+        it, within `max_turns`; what comes later is `unread` until the next run. Copies begin without; exports have
+        unread ones.
 
         Args:
             text: the text, at most 100,000 bytes.
