@@ -1,7 +1,8 @@
-"""Makes the pictures of the inspector: `python docs/pictures/screens.py` writes docs/img/inspector-*.png.
+"""Makes the pictures of the inspector and the card: `python docs/pictures/screens.py` writes docs/img/*.png.
 
 It fills a store with runs of a support desk, whose language model is a script, serves it as `dspyer inspect` does, and
-takes the pictures with Chromium. Look at them in light and dark, wide and narrow, before you commit them.
+takes the pictures with Chromium. Look at them in light and dark before you commit them. The card is what other sites
+show beside a link to a page; with `--card` it alone is drawn.
 """
 
 from __future__ import annotations
@@ -181,8 +182,41 @@ def shoot(address: str) -> None:
         browser.close()
 
 
+CARD = """
+<style>
+  body { margin: 0; width: 1200px; height: 630px; position: relative; background: #1b2947; color: #fff;
+         font-family: system-ui, "Segoe UI", "DejaVu Sans", sans-serif }
+  div { position: absolute; left: 80px; width: 760px }
+  svg { position: absolute; left: 800px; top: 95px; fill: none; stroke: #8dbcff; stroke-width: 5 }
+  circle { fill: #1b2947 } .last { stroke: #86d79c } .other { stroke: #f2ba7c }
+</style>
+<div style="top: 92px; font-size: 40px; font-weight: 600; color: #8dbcff">dspyer</div>
+<div style="top: 166px; font-size: 64px; font-weight: 700; line-height: 1.14">State graphs that<br>DSPy can tune</div>
+<div style="top: 372px; font-size: 31px; line-height: 1.6; color: #d5def2">
+  Tune every prompt at once.<br>Pay for each step once.<br>See which step wrote which value.</div>
+<svg width="330" height="440">
+  <path d="M165 40 C165 120 60 100 60 180 V260 C60 340 165 320 165 400"/>
+  <path class="other" d="M165 40 C165 120 270 100 270 180 V260 C270 340 165 320 165 400"/>
+  <circle cx="165" cy="40" r="28"/><circle cx="60" cy="220" r="28"/><circle class="other" cx="270" cy="220" r="28"/>
+  <circle class="last" cx="165" cy="400" r="28"/>
+</svg>"""
+
+
+def draw_card() -> None:
+    """The picture of a link to the site."""
+    with sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
+        page = browser.new_page(viewport={"width": 1200, "height": 630})
+        page.set_content(CARD)
+        page.screenshot(path=OUT / "card.png")
+        browser.close()
+
+
 def main() -> None:
     """Write the pictures; with `--serve`, print the address instead and wait."""
+    draw_card()
+    if "--card" in sys.argv:
+        return
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "runs.db"
         fill(path)

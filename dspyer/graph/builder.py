@@ -73,7 +73,7 @@ class Graph:
         inputs: the fields that a run is given. By default those that no node declares to write, without a schema those
             that the nodes read.
         required: the inputs that a run must be given; the others may be left out. By default those without a default.
-            An input that is left out and has no default is unset.
+            An input that is left out and has no default is unset; a node that needs it needs a default for it.
         outputs: the fields that the program returns. By default every field that some node may write and that is no
             required input, and those with a reducer.
         merge: what a join does with a conflict: the name of a merge policy, a policy, a function `(Conflict) ->
@@ -163,8 +163,13 @@ class Graph:
         """Add a node: a function of the state's fields, a `dspy.Module`, or another graph.
 
         Args:
-            name: name of the node, an identifier; `add_node(search)` takes the function's own.
-            node: the function, module or graph. A `Graph` is compiled as it is now, without options.
+            name: name of the node, an identifier; `add_node(search)` takes the function's own. Its modules become the
+                attribute of the program with this name, so a node with modules cannot be called like one that a program
+                has, such as `run`.
+            node: the function, module or graph. A `Graph` is compiled as it is now, without options. The patch of a
+                graph is what its commits changed: of a field with a reducer their updates, of any other its value at
+                the end, which replaces a mapping unless the graph reads the field. A compiled graph in several nodes
+                shares its modules, tuned once and named after the first; compile it again for modules of their own.
             reads: the fields that the node sees, as a list, or as a map from its own names to the state's, to views of
                 its fields, `{"findings": view("findings").new()}`, or to templates, `{"task": fill("Find {topic}")}`.
             writes: the fields that the node may write, as a list, or as a map from its own names to the state's.

@@ -464,7 +464,9 @@ class Context:
     ) -> dspy.Prediction:
         """Call a program as a part of this run from an async node. Otherwise like `call`.
 
-        Several calls may run at once, each with a key of its own. If one asks a question, the others run on.
+        Several calls may run at once, each with a key of its own. If one asks a question, the others run on, also in an
+        `asyncio.TaskGroup`, and all questions come together. All calls must have begun when the function ends; it waits
+        for them.
 
         Example:
             >>> import asyncio
