@@ -742,7 +742,7 @@ class Thread:
         """Sends a message to the agent of the thread, in whatever process its run works, waits, or has ended.
 
         The agent is shown it at its next turn, once, as a user message. An agent that would end takes another turn for
-        it, within `max_turns`; what comes later is `unread` until the next run. Copies begin without, exports have them.
+        it, within `max_turns`; what comes later is `unread` until the next run. Copies have none; exports have all.
 
         Args:
             text: the text, at most 100,000 bytes.
