@@ -208,7 +208,8 @@ SHOWN = {
 }
 
 for program, outputs in shown_of_programs().items():
-    SHOWN.setdefault(program, []).extend(outputs)
+    if outputs:
+        SHOWN.setdefault(program, []).extend(outputs)
 
 
 FEWER: dict[str, dict[str, Any]] = {
