@@ -61,11 +61,9 @@ SHOWN = {
         "route (not tunable) ",
         "45 gold runs",
     ],
-    "research.py": [
-        "8 documents read",
-        "length_m      records 412, books 418, press 412 -> 418 (prefer('books'), by books)",
-        "households    records 2,900, books 3,200, press 2,300 -> 3,200 (larger, by books)",
-        "cost_million      31   records",
+    "research_team.py": [
+        "plan past today join:critic critic plan past today join:critic critic write",
+        "remark: '[PEP 338] Executing modules as scripts: off topic'",
     ],
     "alerts.py": [
         "system: Investigate this intrusion alert, severity high. 4 steps are left after this one.",
@@ -210,7 +208,8 @@ SHOWN = {
 }
 
 for program, outputs in shown_of_programs().items():
-    SHOWN.setdefault(program, []).extend(outputs)
+    if outputs:
+        SHOWN.setdefault(program, []).extend(outputs)
 
 
 FEWER: dict[str, dict[str, Any]] = {

@@ -7,10 +7,12 @@ show beside a link to a page; with `--card` it alone is drawn.
 
 from __future__ import annotations
 
+import importlib
 import sys
 import tempfile
 import threading
 import time
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -23,6 +25,7 @@ from dspyer import END, START, Budget, Graph, live, reducers
 from dspyer.testing import ScriptedLM
 
 OUT = Path(__file__).parent.parent / "img"
+EXAMPLES = Path(__file__).parent.parent.parent / "examples"
 CHROMIUM = "/usr/bin/chromium"
 MODEL = "openai/gpt-5-mini"
 
@@ -156,15 +159,16 @@ SHOTS = {  # name -> page
     "timeline": "/run?thread=case-4712&view=timeline",
 }
 BOTH = ("failed", "step")  # in light and dark
+TEAM = {"conflict": "/run?thread=switch&step=switch.1/trunk:5"}  # of examples/research_team.py
 
 
-def shoot(address: str) -> None:
+def shoot(address: str, shots: Mapping[str, str], store: str) -> None:
     """Take the pictures."""
     base, token = address.split("/#token=")
     with sync_playwright() as playwright:
         browser = playwright.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
         for scheme in ("light", "dark"):
-            for name, route in SHOTS.items():
+            for name, route in shots.items():
                 if scheme == "dark" and name not in BOTH:
                     continue
                 context = browser.new_context(viewport=SIZE, color_scheme=scheme, timezone_id="UTC")
@@ -173,7 +177,7 @@ def shoot(address: str) -> None:
                 page.wait_for_selector("a.row, .panebody .part, [role=row]")
                 page.wait_for_load_state()
                 page.wait_for_timeout(600)
-                page.evaluate("document.querySelector('.store').firstChild.textContent = 'runs.db'")
+                page.evaluate(f"document.querySelector('.store').firstChild.textContent = {store!r}")
                 page.mouse.move(1, 1)
                 page.wait_for_timeout(200)
                 suffix = "-dark" if scheme == "dark" else ""
@@ -224,7 +228,13 @@ def main() -> None:
         if "--serve" in sys.argv:
             print(address, flush=True)  # noqa: T201 - for the one who looks at it by hand
             threading.Event().wait()
-        shoot(address)
+        shoot(address, SHOTS, "runs.db")
+        team = Path(folder) / "team.db"
+        sys.path.insert(0, str(EXAMPLES))
+        made = importlib.import_module("research_team")
+        with dspy.context(lm=ScriptedLM(made.rules)):
+            made.team(str(team)).thread("switch").run({"question": made.QUESTION})
+        shoot(serve(team), TEAM, "team.db")
 
 
 if __name__ == "__main__":
