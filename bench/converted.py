@@ -32,7 +32,7 @@ from dspyer.migrate import from_langgraph, langgraph_inputs
 
 SECTION = "Converted graphs"
 ABOUT = """\
-What a graph costs in LangGraph, and [converted](guides/langgraph.md): `python -m bench.converted`.
+What a graph costs in LangGraph, and converted: `python -m bench.converted`.
 Milliseconds of CPU time, all columns in turn in one process, medians of {rounds} rounds ± half the distance of their
 quartiles. It is no wall-clock time, because the machine had other work to do, which slows CPU time as well, though
 less. A run counts from `invoke` or `run` to its result. `SqliteSaver` and SQLite write a file.
@@ -237,7 +237,7 @@ def main(arguments: list[str] | None = None) -> int:
     """The command line."""
     parser = argparse.ArgumentParser(prog="python -m bench.converted", description="What converted graphs cost.")
     parser.add_argument("--rounds", type=int, default=5, help="measurements of each row (5)")
-    parser.add_argument("--write", type=Path, metavar="FILE", help="write the section of that page")
+    parser.add_argument("--write", type=Path, metavar="FILE", help="write the section of bench/results.md")
     given = parser.parse_args(arguments)
     rows, noise = [], []
     for work in WORKS:

@@ -30,7 +30,7 @@ from dspyer.executors.pickling import encode_sent
 
 SECTION = "Executors"
 ABOUT = """\
-What [an executor](guides/batches.md) costs and gains: `python -m bench.executors`. A ratio compares two ways of doing
+What an executor costs and gains: `python -m bench.executors`. A ratio compares two ways of doing
 the same calls, measured in turn in one process; cells are medians of {rounds} rounds ± half the distance of their
 quartiles, and the range of all rounds. More than 1 is faster. The spread is wide where the machine has other work to
 do: two processes gain nothing while the second core is busy.
@@ -266,7 +266,7 @@ def measure(sizes: Sizes, pools: Pools, wide: int) -> tuple[list[Row], list[floa
 
 
 def as_section(rows: list[Row], noise: list[float], rounds: int) -> str:
-    """The section of the page of benchmarks."""
+    """The section of the results."""
     told = f"{median(noise) * 1e3:.1f} ms ± {spread(noise):.0%} (slowest {max(noise) * 1e3:.1f} ms)"
     about = ABOUT.format(rounds=rounds, machine=describe(), load=os.getloadavg()[0], noise=told)
     table = markdown([["work", "median", "all rounds"], *[row.cells() for row in rows]])
@@ -277,7 +277,7 @@ def main(arguments: list[str] | None = None) -> int:
     """The command line."""
     parser = argparse.ArgumentParser(prog="python -m bench.executors", description="What executors cost and gain.")
     parser.add_argument("--rounds", type=int, default=5, help="measurements of each row (5)")
-    parser.add_argument("--write", type=Path, metavar="FILE", help="write the section of that page")
+    parser.add_argument("--write", type=Path, metavar="FILE", help="write the section of bench/results.md")
     given = parser.parse_args(arguments)
     logging.getLogger("dspy").setLevel(logging.ERROR)
     sizes, wide = Sizes(max(1, given.rounds)), 32

@@ -36,7 +36,7 @@ SIBLINGS = "a run that stops does not show what finished beside the node that st
 DOUBLED = "LangGraph gives a reducer twice what a graph that is a node passes on; here nothing is doubled"
 UNSTABLE = "LangGraph's own result changes from run to run"
 KINDS = ("same", "refused", "differs", "failed")
-TITLE = "What was tested"
+TITLE = "LangGraph's own tests"
 TABLES = "<!-- written by bench.langgraph_suite -->"
 
 

@@ -21,7 +21,7 @@ from bench.simulated_programs import SHAPES
 PARTS = ("gepa", STRICT, "few_shot")
 SECTION = "Optimizing"
 ABOUT = """\
-What [`dspyer.optimize`](guides/tuning.md) spares, in calls. The LMs are simulated: what they answer depends on the
+What `dspyer.optimize` spares, in calls. The LMs are simulated: what they answer depends on the
 texts of their prompts alone. A task LM does a step right if it knows the convention for the kind of input, or if the
 instruction or a demonstration tells it. A reflection LM writes the rule that a record shows with probability 0.7 if
 the feedback is about the output of this very step, and with 0.2 if it only says that the final answer is wrong; it is
@@ -108,7 +108,7 @@ def few_shot_table(results: Results) -> list[list[str]]:
 
 
 def as_text(results: Results) -> str:
-    """All tables for which there are figures, as a section of the page of benchmarks."""
+    """All tables for which there are figures, as a section of the results."""
     parts = [f"## {SECTION}", ABOUT, f"dspy {dspy.__version__}, dspyer {dspyer.__version__}."]
     tables = {
         "gepa": ("Against an expert's metric", RATIOS, ratios_table),
@@ -131,7 +131,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--quick", action="store_true", help="one seed of the pipeline")
     parser.add_argument("--jobs", type=int, default=1, help="processes (1)")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write all figures, and go on from those it has")
-    parser.add_argument("--write", type=Path, metavar="FILE", help="write the section of that page")
+    parser.add_argument("--write", type=Path, metavar="FILE", help="write the section of bench/results.md")
     given = parser.parse_args(arguments)
     shapes = [shape for shape in SHAPES if shape.name in (given.shapes or [one.name for one in SHAPES])]
     wanted = jobs(given.parts, given.seeds, shapes)

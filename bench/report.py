@@ -126,14 +126,14 @@ def grid(rows: list[Measured]) -> list[list[str]]:
 
 def short_grid(rows: list[Measured]) -> list[list[str]]:
     """A table that fits on a phone, the heading first: dspyer's figure, LangGraph's, and that of a faster library."""
-    lines = [["work", "dspyer", "others", "goal"]]
+    lines = [["work", "dspyer", "others"]]
     for row in rows:
         measured = [name for name in row.cells if row.ratio(name) is not None and name not in FLOORS[:2]]
         best = min(measured, key=lambda name: row.ratio(name) or 0.0, default=None)
         first = next((name for name in (row.against, "LangGraph") if name in measured), best)
         shown = list(dict.fromkeys(name for name in (first, best) if name is not None))
         others = "<br>".join(f"{name} {figure(row, name)}" for name in shown)
-        lines.append([row.title, figure(row, "dspyer"), others or "–", row.verdict()])
+        lines.append([row.title, figure(row, "dspyer"), others or "–"])
     return lines
 
 
@@ -185,20 +185,14 @@ def as_text(report: Report) -> str:
     parts = [circumstances(report)]
     for name, about, rows in report.tables:
         parts.append(f"## {name}\n\n{about}\n\n{markdown(grid(rows))}")
-    return "\n\n".join(parts)
+    return "\n\n".join([*parts, missed(report)])
 
 
-PAGE = """# Benchmarks
-
-This page shows the time, memory and storage that dspyer needs, compared with LangGraph, other graph libraries, plain
-DSPy and plain Python. [Where dspyer falls short](#where-dspyer-falls-short) lists the goals that it missed and the
-libraries that were faster.
-
-`make bench` measures them: each library in a process of its own, all libraries of a row in turn, round by round; in one
-process where the section [says so](#overhead). A cell has the median of the rounds ± half the distance of their
-quartiles, and in brackets the figure as a multiple of dspyer's (the median of the ratios of each round). Lower is
-better everywhere. The tables show LangGraph, and the fastest other library where that is another one;
-[all figures](#all-figures) of every library come last, with plain Python for comparison.
+PAGE = """\
+Each library runs in a process of its own, all libraries of a row in turn, round by round; in one process where the
+section says so. A cell has the median of the rounds ± half the distance of their quartiles, and in brackets the
+figure as a multiple of dspyer's (the median of the ratios of each round). Lower is better everywhere. The tables show
+LangGraph, and the fastest other library where that is another one.
 
 {circumstances}
 
@@ -211,40 +205,42 @@ where a thousand would take minutes or gigabytes: `bench/rows.py` lists every si
 
 {tables}
 
-{shortfalls}
+{faster}
 
 {figures}
 """
 
 
-def shortfalls(report: Report) -> str:
-    """What a reader should not have to look for: the goals that were missed, and who was faster."""
+def missed(report: Report) -> str:
+    """The goals that a run missed, for those who work on dspyer."""
     rows = [row for _, _, rows in report.tables for row in rows]
-    missed = [f"- {row.title}: {row.shortfall()}" for row in rows if row.shortfall()]
-    faster = []
-    for row in rows:
+    lines = [f"- {row.title}: {row.shortfall()}" for row in rows if row.shortfall()]
+    return "Goals that this run missed:\n\n" + "\n".join(lines) if lines else "Every goal was met."
+
+
+def faster(report: Report) -> str:
+    """What a reader should not have to look for: who was faster."""
+    found = []
+    for row in (row for _, _, rows in report.tables for row in rows):
         ratios = {name: row.ratio(name) for name in row.cells if name not in FLOORS}
-        found = [f"{name} ({number(ratio)}×)" for name, ratio in ratios.items() if ratio is not None and ratio < 1]
-        if found:
-            faster.append(f"- {row.title}: {', '.join(found)}")
-    parts = ["## Where dspyer falls short"]
-    parts.append("Goals that this run missed:\n\n" + "\n".join(missed) if missed else "Every goal was met.")
-    parts.append("Libraries that were faster:\n\n" + "\n".join(faster) if faster else "No library was faster.")
-    return "\n\n".join(parts)
+        names = [f"{name} ({number(ratio)}×)" for name, ratio in ratios.items() if ratio is not None and ratio < 1]
+        if names:
+            found.append(f"- {row.title}: {', '.join(names)}")
+    return "## Libraries that were faster\n\n" + ("\n".join(found) or "None was.")
 
 
-BEFORE = "\n## Where dspyer falls short"  # sections that another bench measures come before it
+BEFORE = "\n## Libraries that were faster"  # sections that another bench measures come before it
 
 
 def section_of(page: str, title: str) -> str:
-    """A section of a page with its heading, empty if it has none."""
+    """A section of a file with its heading, empty if it has none."""
     _, found, rest = page.partition(f"\n## {title}\n")
     body, _, _ = rest.partition("\n## ")
     return f"## {title}\n{body.rstrip()}\n" if found else ""
 
 
 def put_section(page: str, section: str) -> str:
-    """The page with a section; one with the same title is replaced."""
+    """The file with a section; one with the same title is replaced."""
     if not section:
         return page
     old = section_of(page, section.partition("\n")[0].removeprefix("## "))
@@ -252,12 +248,12 @@ def put_section(page: str, section: str) -> str:
     return rest.replace(BEFORE, f"\n{section}{BEFORE}", 1)
 
 
-def as_page(report: Report) -> str:
-    """The page of the documentation."""
+def as_results(report: Report) -> str:
+    """The tables of `bench/results.md`, which the page of benchmarks includes."""
     parts = [f"## {name}\n\n{about}\n\n{markdown(short_grid(rows))}" for name, about, rows in report.tables]
     return PAGE.format(
         circumstances=circumstances(report),
         tables="\n\n".join(parts),
-        shortfalls=shortfalls(report),
+        faster=faster(report),
         figures=all_figures(report),
     )

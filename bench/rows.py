@@ -21,7 +21,6 @@ DSPYER = Library(
 LANGGRAPH = Library("LangGraph", "graphs", ("langgraph_bench", "langgraph_stored_bench"), "langgraph")
 BURR = Library("Burr", "graphs", ("burr_bench",), "apache-burr")
 PYDANTIC_GRAPH = Library("pydantic-graph", "graphs", ("pydantic_graph_bench",), "pydantic-graph")
-PUBLIC = Library("dspyer 0.3.6", "dspyer-public", ("dspyer_public_bench",), "dspyer")
 PLAIN = Library("plain Python", HERE, ("plain_bench",))
 
 Size = Mapping[str, Any]
@@ -94,7 +93,7 @@ def loops() -> list[Row]:
             few = {"steps": 1_000 if keys == 1 else 100 if keys == 1_000 else 3}
             rivals: dict[Library, Size | None] = {BURR: few} if keys == 100_000 else {LANGGRAPH: few, BURR: few}
             if not history:
-                rivals |= {PYDANTIC_GRAPH: {"steps": 500}, PUBLIC: few}
+                rivals |= {PYDANTIC_GRAPH: {"steps": 500}}
             rivals[PLAIN] = {"steps": 20} if history and keys == 100_000 else {"steps": 1_000}
             made = row(
                 f"step of a loop, {keys:,} key{'s' if keys > 1 else ''}{', history kept' if history else ''}",
@@ -153,12 +152,12 @@ def parallel() -> list[Row]:
 
 def calls() -> list[Row]:
     """What a run and a compilation cost whatever they do."""
-    all_libraries: dict[Library, Size | None] = dict.fromkeys((LANGGRAPH, BURR, PYDANTIC_GRAPH, PUBLIC))
+    all_libraries: dict[Library, Size | None] = dict.fromkeys((LANGGRAPH, BURR, PYDANTIC_GRAPH))
     crowded: dict[Library, Size | None] = {LANGGRAPH: None}
     rows = [
         row("a whole call of one node, 1 key", "µs", "call", {"keys": 1}, all_libraries),
         row("a whole call of one node, 1,000 keys", "µs", "call", {"keys": 1_000}, all_libraries),
-        row("a whole call of one node, 100,000 keys", "ms", "call", {"keys": 100_000}, {BURR: None, PUBLIC: None}),
+        row("a whole call of one node, 100,000 keys", "ms", "call", {"keys": 100_000}, {BURR: None}),
     ]
     rows.extend(
         row(f"500 runs of one program at once, {mode}, a run", "µs", "crowd", {"runs": 500, "mode": mode}, crowded)
@@ -244,7 +243,7 @@ def states() -> list[Row]:
             {"keys": 100_000},
             5,
             {"deepcopy": few, "dict copy": some},
-            {BURR: some, PUBLIC: some},
+            {BURR: some},
         ),
         state_row(
             "append to 10,000 messages",
@@ -252,7 +251,7 @@ def states() -> list[Row]:
             {"messages": 10_000},
             5,
             {"deepcopy": few, "dict copy": {"alive": 1_000, "ops": 200}},
-            {BURR: few, PUBLIC: few},
+            {BURR: few},
         ),
         state_row(
             "patch one leaf at depth 20",
@@ -260,14 +259,14 @@ def states() -> list[Row]:
             {"depth": 20},
             60,
             {"deepcopy": {"alive": 1_000, "ops": 200}, "dict copy": {"alive": 1_000, "ops": 1_000}},
-            {PUBLIC: None},
+            {},
         ),
     ]
 
 
 def sizes() -> list[Row]:
     """Memory."""
-    all_libraries: dict[Library, Size | None] = {LANGGRAPH: None, BURR: None, PUBLIC: None}
+    all_libraries: dict[Library, Size | None] = {LANGGRAPH: None, BURR: None}
     kept = row(
         "1,000 versions of 1,000 keys", "MiB", "memory", {"keys": 1_000, "versions": 1_000}, all_libraries, goal=2
     )

@@ -10,9 +10,12 @@ from pathlib import Path
 
 from bench.machine import calibrate
 from bench.process import Library, Peer, PeerError
-from bench.report import Cell, Measured, Report, as_page, as_text, put_section, section_of
-from bench.rows import PUBLIC, Entry, Row, tables
+from bench.report import Cell, Measured, Report, as_results, as_text, put_section, section_of
+from bench.rows import Entry, Row, tables
 
+OTHERS = (  # sections that other benches measure
+    "Overhead", "Optimizing", "Executors", "Converted graphs", "How much a store carries", "LangGraph's own tests"
+)  # fmt: skip
 TIMEOUT = 180.0  # seconds that a single answer may take
 
 
@@ -110,11 +113,7 @@ class Bench:
             report.rounds = self.rounds
             for peer in self.peers.values():
                 if isinstance(peer, Peer):
-                    own = {
-                        f"{name} (from the index)" if peer.library is PUBLIC and name == "dspyer" else name: version
-                        for name, version in peer.versions.items()
-                    }
-                    report.versions.update(own)
+                    report.versions.update(peer.versions)
         finally:
             self.close()
         return report
@@ -137,15 +136,15 @@ def main(arguments: list[str] | None = None) -> int:
         "--only", nargs="+", default=[], metavar="WORD", help="only rows with one of these in their title"
     )
     parser.add_argument("--libraries", nargs="+", default=[], metavar="NAME", help="only these libraries")
-    parser.add_argument("--write", type=Path, metavar="FILE", help="write the page of the documentation")
+    parser.add_argument("--write", type=Path, metavar="FILE", help="write bench/results.md")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write all values")
     given = parser.parse_args(arguments)
     report = Bench(max(1, given.rounds), tuple(given.only), tuple(given.libraries)).run()
     print(as_text(report))
     if given.write:
         page = given.write.read_text() if given.write.exists() else ""
-        text = as_page(report)
-        for title in ("Overhead", "Optimizing", "Executors", "Converted graphs"):  # which other benches measure
+        text = as_results(report)
+        for title in OTHERS:
             text = put_section(text, section_of(page, title))
         given.write.write_text(text)
     if given.json:

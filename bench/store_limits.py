@@ -1,4 +1,4 @@
-"""How much a store carries: `python -m bench.store_limits [--write docs/guides/store-limits.md]`.
+"""How much a store carries: `python -m bench.store_limits [--write bench/results.md]`.
 
 Two questions, asked of one SQLite file and one PostgreSQL database in turn:
 
@@ -31,7 +31,7 @@ import psycopg
 from pydantic import BaseModel
 
 from bench.machine import calibrate, describe, spread
-from bench.report import section_of
+from bench.report import put_section
 from dspyer import END, START, Archive, CompiledGraph, Graph, reducers
 from dspyer.stores import Store, open_store
 from dspyer.stores.postgres import SCHEMA, Postgres, PostgresSession, split_address
@@ -440,14 +440,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--quick", action="store_true", help="only see that it works")
     parser.add_argument("--postgres", metavar="ADDRESS", help="the server; without it, one is started")
     parser.add_argument("--folder", type=Path, metavar="FOLDER", help="where SQLite's files are made")
-    parser.add_argument("--write", type=Path, metavar="FILE", help="replace the section Figures of this page")
+    parser.add_argument("--write", type=Path, metavar="FILE", help="write the section of bench/results.md")
     given = parser.parse_args(arguments)
     report = measure(QUICK if given.quick else Extent(), given.postgres, not given.quick, given.folder)
     text = as_text(report)
     print(text)
     if given.write:
-        page = given.write.read_text()
-        given.write.write_text(page.replace(section_of(page, "Figures"), f"## Figures\n\n{text}\n"))
+        given.write.write_text(put_section(given.write.read_text(), f"## How much a store carries\n\n{text}\n"))
     return 0
 
 

@@ -73,7 +73,7 @@ def database() -> Iterator[str]:
 
 async def serve() -> None:
     """Put requests and answers into the queue; what calls the nodes are the workers."""
-    from fleet_tasks import BANK, advance, answer, app, program
+    from fleet_tasks import BANK, app, program, reply, send
 
     threads = {name: program.thread(name) for name in (f"refund-{number:02}" for number in range(1, REQUESTS + 1))}
     first, *_ = threads
@@ -88,7 +88,7 @@ async def serve() -> None:
         await app.schema_manager.apply_schema_async()
         for name in [first, *threads]:  # the first client got no reply, and sends its request again
             inputs = {"text": "I was charged twice for this month.", "amount": 79.0 if name[-1] in "48" else 19.0}
-            await advance.configure(lock=name).defer_async(thread=name, key=f"request of {name}", inputs=inputs)
+            await send(name, f"request of {name}", inputs)
         print(f"web: {len(threads)} requests, one of them sent twice")
 
         workers = start_workers()
@@ -108,7 +108,7 @@ async def serve() -> None:
                 for question in thread.questions:
                     print(f"  {name} asks: {question.text}")
                     for _ in range(2):  # the person clicks twice
-                        await answer.configure(lock=name).defer_async(thread=name, answers={question.id: True})
+                        await reply(name, question.id, True)
             while await jobs_left():
                 await asyncio.sleep(0.05)
         finally:

@@ -1,6 +1,6 @@
 """What each process of a fleet imports: the program, the queue, and what a worker does with a job.
 
-`fleet.py` runs it, and docs/guides/fleet.md explains it.
+`fleet.py` runs it, and docs/guides/batches.md explains it.
 
 python -m procrastinate --app=fleet_tasks.app schema --apply          # once: the tables of the queue
 python -m procrastinate --app=fleet_tasks.app worker --concurrency=4  # a worker: as many as you like, on any machine
@@ -84,27 +84,33 @@ program = refunds()
 
 # --- the queue
 
+# --8<-- [start:queue]
 app = App(connector=PsycopgConnector(conninfo=DATABASE))
-again = RetryStrategy(
-    max_attempts=20,
-    wait=5,
-    retry_exceptions={errors.ConcurrentRunError, errors.StoreError, ConnectionError, CancelledError},
-)
+TRIED_AGAIN = {
+    errors.ConcurrentRunError,  # another worker has the thread
+    errors.StoreError,
+    ConnectionError,
+    CancelledError,
+}
+again = RetryStrategy(max_attempts=20, wait=5, retry_exceptions=TRIED_AGAIN)
+# --8<-- [end:queue]
 
 
+# --8<-- [start:tasks]
 @app.task(retry=again)
 async def advance(thread: str, key: str, inputs: dict[str, Any]) -> None:
     try:
         run = await program.thread(thread).arun(inputs, key=key)
-    except errors.OpenRunError:  # an earlier request has failed, or waits for a person
-        later = advance.configure(schedule_in={"minutes": 1})  # without the lock, which would hold back the answer
+    except errors.OpenRunError:  # an earlier request failed, or waits
+        # Without the lock, which would hold back the answer.
+        later = advance.configure(schedule_in={"minutes": 1})
         await later.defer_async(thread=thread, key=key, inputs=inputs)
     else:
         ended(run)
 
 
 @app.task(retry=again)
-async def answer(thread: str, answers: dict[str, Any]) -> None:  # {question.id: value}
+async def answer(thread: str, answers: dict[str, Any]) -> None:
     ended(await program.thread(thread).aresume(answers))
 
 
@@ -113,8 +119,30 @@ def ended(run: Run) -> None:
         raise run.error
 
 
+# --8<-- [end:tasks]
+
+
+# --8<-- [start:stalled]
 @app.periodic(cron="* * * * *")
 @app.task(queueing_lock="stalled")
 async def stalled(timestamp: int) -> None:
     for job in await app.job_manager.get_stalled_jobs():
         await app.job_manager.retry_job(job)
+
+
+# --8<-- [end:stalled]
+
+
+# --8<-- [start:send]
+async def send(thread: str, key: str, inputs: dict[str, Any]) -> None:
+    """In the web process, inside of `async with app.open_async():`."""
+    job = advance.configure(lock=thread)
+    await job.defer_async(thread=thread, key=key, inputs=inputs)
+
+
+async def reply(thread: str, question_id: str, value: Any) -> None:
+    job = answer.configure(lock=thread)
+    await job.defer_async(thread=thread, answers={question_id: value})
+
+
+# --8<-- [end:send]

@@ -28,7 +28,7 @@ from bench.peers import (
 )
 from bench.peers.measure import UnsupportedError, WrongResultError, expect, timed
 from bench.process import Library, Peer, PeerError
-from bench.report import Cell, Measured, Report, as_page, as_text, number
+from bench.report import Cell, Measured, Report, as_results, as_text, number
 from bench.rows import PLAIN, Entry, Row, tables
 from bench.run import Bench
 from tests.rows import each
@@ -185,27 +185,28 @@ def test_a_goal_may_be_how_much_faster() -> None:
     assert row.shortfall() == "3.00 × as fast as LangGraph, goal 4"
 
 
-def test_the_tables_of_the_page_have_four_columns_and_every_figure_is_listed() -> None:
+def test_the_tables_of_the_results_have_three_columns_and_every_figure_is_listed() -> None:
     many = {name: Cell([value]) for name, value in (("dspyer", 1e-5), ("LangGraph", 1e-4), ("A", 2e-5), ("B", 3e-5))}
     many["plain Python"] = Cell([1e-7])
-    page = as_page(Report([("Runs", "What it is.", [Measured("a step", "µs", None, "", many)])], [0.01]))
+    page = as_results(Report([("Runs", "What it is.", [Measured("a step", "µs", None, "", many)])], [0.01]))
     row = next(line for line in page.splitlines() if line.startswith("| a step"))
     assert [cell.strip() for cell in row.split("|")[1:-1]] == [
         "a step",
         "10.0 µs ± 0%",
         "LangGraph 100 µs ± 0% (10.0×)<br>A 20.0 µs ± 0% (2.00×)",
-        "–",
     ]
     listed = page.partition("## All figures")[2]
     assert all(f"{name} " in listed for name in many)
 
 
-def test_the_page_says_where_dspyer_falls_short() -> None:
+def test_the_results_say_who_was_faster_and_the_run_which_goals_it_missed() -> None:
     slow = Measured("a step", "µs", 15.0, "", {"dspyer": Cell([2e-5]), "other": Cell([1e-5]), "by hand": Cell([1e-6])})
     ratio = Measured("chain", "ms", 1.05, "by hand", {"dspyer": Cell([0.012]), "by hand": Cell([0.01])})
-    page = as_page(Report([("Runs", "What it is.", [slow, ratio])], [0.01], {}, 1, "a machine", "2026-01-01"))
-    assert "- a step: 20.0 µs, goal 15" in page
-    assert "- chain: 1.20 × by hand, goal 1.05" in page
+    report = Report([("Runs", "What it is.", [slow, ratio])], [0.01], {}, 1, "a machine", "2026-01-01")
+    page, printed = as_results(report), as_text(report)
+    assert "- a step: 20.0 µs, goal 15" in printed
+    assert "- chain: 1.20 × by hand, goal 1.05" in printed
+    assert "goal" not in page.lower()
     assert "- a step: other (0.50×)" in page
     assert "by hand (" not in page.partition("Libraries that were faster")[2]
 
@@ -226,8 +227,8 @@ def test_tables_render_with_figures_problems_and_gaps() -> None:
     assert "– keeps no history" in text
     lines = [line for line in text.splitlines() if line.startswith("|")]
     assert len({line.count("|") for line in lines}) == 1
-    page = as_page(report)
-    assert page.startswith("# Benchmarks")
+    page = as_results(report)
+    assert page.startswith("Each library runs in a process of its own")
     assert "2026-01-01. a machine. other 1.2." in page
 
 
@@ -341,10 +342,10 @@ def test_the_overhead_is_the_smallest_of_rounds_in_turn(tmp_path: Path, capsys: 
     assert row.cells(2, [])[:4] == ["a work", "3.00 calls", "LangGraph: 8.00 calls", "2.67 × as fast"]
     assert told == ["a", "b"] * 3
     page = tmp_path / "page.md"
-    page.write_text("# Benchmarks\n\n## Where dspyer falls short\n")
+    page.write_text("# Benchmarks\n\n## Libraries that were faster\n")
     overhead.main(["--share", "0", "--rounds", "1", "--only", "`deepcopy`", "--write", str(page)])
     assert "| `deepcopy` of 2 predictors / by hand |" in capsys.readouterr().out
-    assert page.read_text().index("## Overhead") < page.read_text().index("## Where dspyer falls short")
+    assert page.read_text().index("## Overhead") < page.read_text().index("## Libraries that were faster")
 
 
 @pytest.mark.slow("counts bytes, for which it collects the garbage of the whole process")

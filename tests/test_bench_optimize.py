@@ -153,12 +153,12 @@ def test_a_ratio_is_the_geometric_mean_of_the_seeds() -> None:
     assert line == ["pipeline", "0.50", "1.00", "1.00", "2", "2, 2 of 2"]
 
 
-def test_a_section_is_put_before_the_shortfalls_and_replaced() -> None:
-    page = "# Benchmarks\n\n## Runs\n\nOne.\n\n## Where dspyer falls short\n\nHere.\n"
+def test_a_section_is_put_before_the_last_ones_and_replaced() -> None:
+    page = "Tables.\n\n## Runs\n\nOne.\n\n## Libraries that were faster\n\nNone was.\n"
     first = put_section(page, "## Optimizing\n\nTwo.\n\n### More\n\nThree.\n")
-    assert first == page.replace("## Where", "## Optimizing\n\nTwo.\n\n### More\n\nThree.\n\n## Where")
+    assert first == page.replace("## Libraries", "## Optimizing\n\nTwo.\n\n### More\n\nThree.\n\n## Libraries")
     assert section_of(first, "Optimizing") == "## Optimizing\n\nTwo.\n\n### More\n\nThree.\n"
     assert put_section(first, "## Optimizing\n\nFour.\n") == page.replace(
-        "## Where", "## Optimizing\n\nFour.\n\n## Where"
+        "## Libraries", "## Optimizing\n\nFour.\n\n## Libraries"
     )
     assert put_section(page, section_of(page, "Optimizing")) == page

@@ -14,7 +14,6 @@ import pytest
 DATA = Path(__file__).parent.parent / "examples" / "data"
 TICKETS: list[dict[str, Any]] = [json.loads(line) for line in (DATA / "tickets.jsonl").read_text("utf-8").splitlines()]
 PEPS: list[dict[str, Any]] = [json.loads(line) for line in (DATA / "peps.jsonl").read_text("utf-8").splitlines()]
-DOCUMENTS = {path.stem: path.read_text("utf-8") for path in sorted((DATA / "documents").glob("*.txt"))}
 README = (DATA / "README.md").read_text("utf-8")
 
 VALUES = {
@@ -126,25 +125,3 @@ def test_the_questions_about_peps_have_gold_among_them() -> None:
     golds = [number for row in rows for number in row["gold"]]
     assert len(golds) == len(set(golds)), "a gold number of `test` is in `train`"
     assert all(len({status[number] for number in row["gold"]}) == 1 for row in rows)
-
-
-def test_documents_have_a_head_and_a_body_of_the_promised_length() -> None:
-    assert len(DOCUMENTS) == 8
-    for name, text in DOCUMENTS.items():
-        head, _, body = text.partition("\n\n")
-        assert re.fullmatch(r"Title: .+\nPublished: \d{4}-\d\d-\d\d", head), name
-        assert 100 <= len(body.split()) <= 250, name
-
-
-def test_the_readme_says_what_the_documents_say() -> None:
-    rows = re.findall(r"^\| (\w+) \|(.+)\|$", README.split("## documents/")[1], re.MULTILINE)
-    assert {name for name, _ in rows} == set(DOCUMENTS)
-    for name, cells in rows:
-        said = [part for value in cells.split("|") for part in value.strip().split(" or ")]
-        assert [part for part in said if part not in DOCUMENTS[name]] == [], name
-
-
-def test_the_documents_contradict_each_other() -> None:
-    rows = [row.split("|")[2:-1] for row in README.split("## documents/")[1].splitlines() if row.startswith("| ")]
-    for column in zip(*rows[1:], strict=True):
-        assert len({value.strip() for value in column} - {""}) >= 2, column

@@ -32,9 +32,7 @@ class DocstringStyle(griffe.Extension):
 def fields_of(record: griffe.Class) -> griffe.Parameters:
     """The fields of a record, as the parameters that they are."""
     kind = griffe.ParameterKind.positional_or_keyword
-    fields = [
-        member for member in record.members.values() if isinstance(member, griffe.Attribute) and member.annotation
-    ]
+    fields = [m for m in record.members.values() if isinstance(m, griffe.Attribute) and m.annotation]
     return griffe.Parameters(
         *(griffe.Parameter(f.name, annotation=f.annotation, kind=kind, default=f.value) for f in fields)
     )

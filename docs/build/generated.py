@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import typer
+from markdown import Markdown
 from typer.cli import get_docs_for_click
 
 from dspyer.cli.app import make_command
@@ -22,7 +23,8 @@ def extras() -> str:
     for line in PROJECT.read_text().partition("[project.optional-dependencies]\n")[2].splitlines():
         name = line.partition(" = ")[0]
         if comment and name in named:
-            rows.append(f"| `{name}` | {comment} | {', '.join(f'`{package}`' for package in named[name])} |")
+            packages = [p for each in named[name] for p in named.get(each.removeprefix("dspyer[")[:-1], [each])]
+            rows.append(f"| `{name}` | {comment} | {', '.join(f'`{package}`' for package in packages)} |")
         comment = line.removeprefix("# ").removesuffix(".") + "." if line.startswith("# ") else ""
     return "\n".join(rows)
 
@@ -38,9 +40,8 @@ GENERATED = {"<!-- extras -->": extras, "<!-- commands -->": commands}
 
 def on_page_markdown(markdown: str, **_: Any) -> str:
     """Puts what is generated in the place of its marker."""
-    for marker, make in GENERATED.items():
-        if marker in markdown:
-            markdown = markdown.replace(marker, make())
+    for marker in filter(markdown.__contains__, GENERATED):
+        markdown = markdown.replace(marker, GENERATED[marker]())
     return markdown
 
 
@@ -51,7 +52,7 @@ def on_nav(nav: Any, **_: Any) -> None:
 
 
 def on_post_build(*, config: Any) -> None:
-    """Writes both files for programs below the site."""
+    """Writes both files for programs below the site, with the code that pages include."""
     lines, last = [f"# {config.site_name}", f"\n> {config.site_description}"], None
     for page in navigation.pages:
         tab = page.ancestors[-1].title
@@ -61,4 +62,6 @@ def on_post_build(*, config: Any) -> None:
         lines.append(f"- [{page.title}]({config.site_url or ''}{page.url})" + (f": {says}" if says else ""))
     site = Path(config.site_dir)
     (site / "llms.txt").write_text("\n".join(lines) + "\n")
-    (site / "llms-full.txt").write_text("\n\n".join(page.markdown for page in navigation.pages))
+    snippets = Markdown(extensions=["pymdownx.snippets"], extension_configs=config.mdx_configs).preprocessors["snippet"]
+    texts = ("\n".join(snippets.run(page.markdown.splitlines())) for page in navigation.pages)
+    (site / "llms-full.txt").write_text("\n\n".join(texts))

@@ -14,12 +14,10 @@ def on_post_page(output: str, *, page: Any, config: Any) -> str:
     bundle = BUNDLE.search(output)
     if not bundle:
         raise ValueError(f"{page.url}: the theme's script is not where it was; see {__file__}")
-    shim = f'<script src="{bundle[1]}file-search.js"></script>'
-    return output[: bundle.start()] + shim + output[bundle.start() :]
+    return output[: bundle.start()] + f'<script src="{bundle[1]}file-search.js"></script>' + output[bundle.start() :]
 
 
 def on_post_build(*, config: Any) -> None:
     """Writes the index as a script too: the theme reads that one from disk."""
     folder = Path(config.site_dir) / "search"
-    index = (folder / "search_index.json").read_text()
-    (folder / "search_index.js").write_text(f"var __index = {index}")
+    (folder / "search_index.js").write_text("var __index = " + (folder / "search_index.json").read_text())

@@ -1,15 +1,18 @@
-"""Makes the pictures of the inspector: `python docs/pictures/screens.py` writes docs/img/inspector-*.png.
+"""Makes the pictures of the inspector and the card: `python docs/pictures/screens.py` writes docs/img/*.png.
 
 It fills a store with runs of a support desk, whose language model is a script, serves it as `dspyer inspect` does, and
-takes the pictures with Chromium. Look at them in light and dark, wide and narrow, before you commit them.
+takes the pictures with Chromium. Look at them in light and dark before you commit them. The card is what other sites
+show beside a link to a page; with `--card` it alone is drawn.
 """
 
 from __future__ import annotations
 
+import importlib
 import sys
 import tempfile
 import threading
 import time
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -22,6 +25,7 @@ from dspyer import END, START, Budget, Graph, live, reducers
 from dspyer.testing import ScriptedLM
 
 OUT = Path(__file__).parent.parent / "img"
+EXAMPLES = Path(__file__).parent.parent.parent / "examples"
 CHROMIUM = "/usr/bin/chromium"
 MODEL = "openai/gpt-5-mini"
 
@@ -155,15 +159,16 @@ SHOTS = {  # name -> page
     "timeline": "/run?thread=case-4712&view=timeline",
 }
 BOTH = ("failed", "step")  # in light and dark
+TEAM = {"conflict": "/run?thread=switch&step=switch.1/trunk:5"}  # of examples/research_team.py
 
 
-def shoot(address: str) -> None:
+def shoot(address: str, shots: Mapping[str, str], store: str) -> None:
     """Take the pictures."""
     base, token = address.split("/#token=")
     with sync_playwright() as playwright:
         browser = playwright.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
         for scheme in ("light", "dark"):
-            for name, route in SHOTS.items():
+            for name, route in shots.items():
                 if scheme == "dark" and name not in BOTH:
                     continue
                 context = browser.new_context(viewport=SIZE, color_scheme=scheme, timezone_id="UTC")
@@ -172,7 +177,7 @@ def shoot(address: str) -> None:
                 page.wait_for_selector("a.row, .panebody .part, [role=row]")
                 page.wait_for_load_state()
                 page.wait_for_timeout(600)
-                page.evaluate("document.querySelector('.store').firstChild.textContent = 'runs.db'")
+                page.evaluate(f"document.querySelector('.store').firstChild.textContent = {store!r}")
                 page.mouse.move(1, 1)
                 page.wait_for_timeout(200)
                 suffix = "-dark" if scheme == "dark" else ""
@@ -181,8 +186,41 @@ def shoot(address: str) -> None:
         browser.close()
 
 
+CARD = """
+<style>
+  body { margin: 0; width: 1200px; height: 630px; position: relative; background: #1b2947; color: #fff;
+         font-family: system-ui, "Segoe UI", "DejaVu Sans", sans-serif }
+  div { position: absolute; left: 80px; width: 760px }
+  svg { position: absolute; left: 800px; top: 95px; fill: none; stroke: #8dbcff; stroke-width: 5 }
+  circle { fill: #1b2947 } .last { stroke: #86d79c } .other { stroke: #f2ba7c }
+</style>
+<div style="top: 92px; font-size: 40px; font-weight: 600; color: #8dbcff">dspyer</div>
+<div style="top: 166px; font-size: 64px; font-weight: 700; line-height: 1.14">State graphs that<br>DSPy can tune</div>
+<div style="top: 372px; font-size: 31px; line-height: 1.6; color: #d5def2">
+  Tune every prompt at once.<br>Pay for each step once.<br>See which step wrote which value.</div>
+<svg width="330" height="440">
+  <path d="M165 40 C165 120 60 100 60 180 V260 C60 340 165 320 165 400"/>
+  <path class="other" d="M165 40 C165 120 270 100 270 180 V260 C270 340 165 320 165 400"/>
+  <circle cx="165" cy="40" r="28"/><circle cx="60" cy="220" r="28"/><circle class="other" cx="270" cy="220" r="28"/>
+  <circle class="last" cx="165" cy="400" r="28"/>
+</svg>"""
+
+
+def draw_card() -> None:
+    """The picture of a link to the site."""
+    with sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
+        page = browser.new_page(viewport={"width": 1200, "height": 630})
+        page.set_content(CARD)
+        page.screenshot(path=OUT / "card.png")
+        browser.close()
+
+
 def main() -> None:
     """Write the pictures; with `--serve`, print the address instead and wait."""
+    draw_card()
+    if "--card" in sys.argv:
+        return
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "runs.db"
         fill(path)
@@ -190,7 +228,13 @@ def main() -> None:
         if "--serve" in sys.argv:
             print(address, flush=True)  # noqa: T201 - for the one who looks at it by hand
             threading.Event().wait()
-        shoot(address)
+        shoot(address, SHOTS, "runs.db")
+        team = Path(folder) / "team.db"
+        sys.path.insert(0, str(EXAMPLES))
+        made = importlib.import_module("research_team")
+        with dspy.context(lm=ScriptedLM(made.rules)):
+            made.team(str(team)).thread("switch").run({"question": made.QUESTION})
+        shoot(serve(team), TEAM, "team.db")
 
 
 if __name__ == "__main__":

@@ -56,6 +56,11 @@ def tool(
 ) -> ToolSpec:
     """Give something that a model can call the options of a tool.
 
+    A program with a conversation has one more argument, `session`: a known name continues the conversation of that
+    name, a new one begins another, and without a name one is begun that is named after the call. The caller's field
+    `sessions` holds them, over the runs of a thread. Of two calls of one turn in the same session the second is
+    refused; a call that fails leaves its session as it was.
+
     Each tool is a node of its name, and each call one visit of it, with exactly one result. What the call raises, wrong
     arguments included, is its result: one line, the same in every process, after the retries of the node. Budgets,
     questions, cancellation, errors of the store, a `NodeOutputError` and what `raises` names fail the node instead.
@@ -160,6 +165,11 @@ Selection: TypeAlias = View | Callable[..., Any] | None
 @dataclass(frozen=True)
 class Mode:
     """One mode of an agent: what it is told, what it may call, and which modes may follow it.
+
+    A guard sees what all tools of the turn have written. No guard holds back a `route`, which goes on also after a
+    `submit`: the outputs stay, and the named mode follows. With `to` it may name only these modes. After `max_turns`
+    turns the last turn ends the run, whatever the route says. A run may be given the `mode` in which it starts, as an
+    input.
 
     Args:
         instructions: what is added to the instructions of the signature; `{name}` is filled with a field at each call.

@@ -73,7 +73,7 @@ class Graph:
         inputs: the fields that a run is given. By default those that no node declares to write, without a schema those
             that the nodes read.
         required: the inputs that a run must be given; the others may be left out. By default those without a default.
-            An input that is left out and has no default is unset.
+            An input that is left out and has no default is unset; a node that needs it needs a default for it.
         outputs: the fields that the program returns. By default every field that some node may write and that is no
             required input, and those with a reducer.
         merge: what a join does with a conflict: the name of a merge policy, a policy, a function `(Conflict) ->
@@ -163,8 +163,13 @@ class Graph:
         """Add a node: a function of the state's fields, a `dspy.Module`, or another graph.
 
         Args:
-            name: name of the node, an identifier; `add_node(search)` takes the function's own.
-            node: the function, module or graph. A `Graph` is compiled as it is now, without options.
+            name: name of the node, an identifier; `add_node(search)` takes the function's own. Its modules become the
+                attribute of the program with this name, so a node with modules cannot be called like one that a program
+                has, such as `run`.
+            node: the function, module or graph. A `Graph` is compiled as it is now, without options. The patch of a
+                graph is what its commits changed: of a field with a reducer their updates, of any other its value at
+                the end, which replaces a mapping unless the graph reads the field. A compiled graph in several nodes
+                shares its modules, tuned once and named after the first; compile it again for modules of their own.
             reads: the fields that the node sees, as a list, or as a map from its own names to the state's, to views of
                 its fields, `{"findings": view("findings").new()}`, or to templates, `{"task": fill("Find {topic}")}`.
             writes: the fields that the node may write, as a list, or as a map from its own names to the state's.
@@ -377,18 +382,27 @@ class Graph:
         """Check what a node gives, and ask for corrections: `of -> name -> of_fix -> name -> ...`.
 
         The check and the fix are ordinary nodes. The edges and routers that are declared for `of`, before or after this
-        call, begin at the check, once it has passed; error edges of `of` stay there.
+        call, begin at the check, once it has passed; error edges of `of` stay there. An error edge of the check takes
+        its `CheckError`: the handler finds the last output in the state, what is wrong with it in the message of the
+        `Failure`, and in `into` the problems of the output before.
+
+        In a loop each visit of `of` has its own `max_fixes`, and so has each branch of a `Send`. A refused step stays
+        in the trace with a copy of its predictor (`"rejected"` in `run.trace_steps`), so no optimizer that finds
+        predictors by identity makes a demo of it; what `accept=True` let through counts like any other output.
 
         Args:
             name: name of the check.
             check: a function of fields that returns a list of problems, empty if the output is good; a pydantic model
                 that validates the fields of its names; or a module or program with an output `problems: list[str]`.
+                Blank texts of a module do not count; one of a function fails the check.
             of: the node whose output is checked, a module or a function.
             max_fixes: the most corrections of one output; after them the check raises `CheckError`.
             fix: what corrects the output, as the node `of_fix`. It may take the inputs of `of`, `previous_<output>`,
                 `problems`, and fields. By default a predictor that takes these and gives what `of` gives; it is tuned
-                and saved like any other. A function as `of` needs one.
-            into: the field that gets the problems, a list of texts; a check that passes empties it.
+                and saved like any other. A function as `of` needs one. What it leaves out stays as it was refused; each
+                correction has the `retry` and `timeout` of `of`.
+            into: the field that gets the problems, a list of texts; a check that passes empties it. Checks that run in
+                parallel need different ones.
             accept: whether the last output is accepted instead of the error, with its problems in `into`.
 
         Returns:
@@ -500,6 +514,10 @@ class Graph:
         writes: Collection[str] | Mapping[str, str] | None = None,
     ) -> Graph:
         """Add a router, which decides at run time where a branch goes.
+
+        It is pure: it does not await, and writes nothing. An unknown target or an empty list raises `RouteError`. The
+        `Send`s of a router are found in its code; one that calls a function of another file to create them is annotated
+        `-> list[Send]`, and a node that returns them `-> Command[Send]`.
 
         Args:
             source: the node that the branch leaves, or `START`.

@@ -464,7 +464,9 @@ class Context:
     ) -> dspy.Prediction:
         """Call a program as a part of this run from an async node. Otherwise like `call`.
 
-        Several calls may run at once, each with a key of its own. If one asks a question, the others run on.
+        Several calls may run at once, each with a key of its own. If one asks a question, the others run on, also in an
+        `asyncio.TaskGroup`, and all questions come together. All calls must have begun when the function ends; it waits
+        for them.
 
         Example:
             >>> import asyncio
@@ -638,7 +640,8 @@ class Context:
 
         The loop ends when no one else works: all other nodes that run wait too. Of these the first in path order goes
         on whose field no other one that waits can write, nor a node after it up to the next join. If a sibling has
-        failed or asked a question, this attempt ends instead: it commits nothing, and a resume calls the node again.
+        failed or asked a question, or the run was stopped, this attempt ends instead: it commits nothing, and a resume
+        calls the node again. Its `finally` and `with` blocks run then, and `except Exception` does not catch that.
         While it waits it occupies no slot of `max_concurrency`.
 
         Args:

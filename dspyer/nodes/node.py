@@ -44,6 +44,9 @@ SENT = "_sent"
 class Send:
     """One branch of a node, with values that this branch alone sees.
 
+    Branches that a `Send` has started never join at its target; from the next node on they join like any others. A
+    target that reads `state` or has `**kwargs` gets all of the values.
+
     Args:
         node: name of the node to start.
         overlay: values by name. They hide fields of the same name; other names need not be fields. The node must read

@@ -707,6 +707,19 @@ class Live:
     same key in a field of keys, of the whole field in one without a reducer or with `on_conflict="reject"`. Every
     conflict is an event, `LiveConflict`, that names both authors.
 
+    When `ctx.post` returns, the post has a number, is in the store and can be read; it is never taken back. A node that
+    fails or asks leaves its posts: they are part of the commit that its execution makes in the end, also along an error
+    edge. An attempt that posts the same again gets the post that is there. What a node returns for the field is posted
+    when it ends. `commit.live` has the numbers of a node's posts and how far it has read. A join folds each post once,
+    in the order of arrival; as a parameter and in views the field shows the commits of the lineage.
+
+    In a run a live field with a reducer only grows: `Replace` and `DELETE` are refused. Every node of the graph
+    declares `writes`, and no router can write the field. Items of a map may post and not read. If `reads` or `writes`
+    of a node that is a graph map its live field to one around, both are one field, at any depth: `reads` permits to
+    read, `writes` to post, and the author is the outermost node. A live field of the same name that neither maps is
+    another field, of which `compile` warns. With `live=False` in a run, two branches that write one without a reducer
+    conflict at the join.
+
     Attributes:
         on_conflict: `"merge"`: both values are kept; under one key mappings are merged, lists are concatenated, and of
             any other values the later one is kept. `"last_write_wins"`: the later value is kept. `"reject"`: the post

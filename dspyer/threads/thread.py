@@ -741,8 +741,8 @@ class Thread:
     def send(self, text: str, *, to: str | None = None, by: str = "", key: str | None = None) -> Sent:
         """Sends a message to the agent of the thread, in whatever process its run works, waits, or has ended.
 
-        The agent is shown it at its next turn, once, as a user message. What comes after the last turn of a run waits
-        for the first one of the next run.
+        The agent is shown it at its next turn, once, as a user message. An agent that would end takes another turn for
+        it, within `max_turns`; what comes later is `unread` until the next run. Copies have none; exports have all.
 
         Args:
             text: the text, at most 100,000 bytes.

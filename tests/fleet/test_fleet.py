@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.fleet.fleet import EXAMPLES, Fleet, fleet
+from tests.fleet.fleet import Fleet, fleet
 from tests.fleet.orders import Note
 
 pytestmark = pytest.mark.usefixtures("fork_server")
@@ -137,9 +137,3 @@ def test_a_worker_that_froze_for_longer_than_its_lease_commits_nothing_more(
         made.wait_for_jobs()
         made.terminate()
         assert made.exit_codes() == [0, 0]
-
-
-def test_the_guide_shows_the_tasks_of_the_example() -> None:
-    tasks = (EXAMPLES / "fleet_tasks.py").read_text()
-    lines = tasks[tasks.index("app = App(") :]
-    assert f"```python\n{lines}```" in (EXAMPLES.parent / "docs" / "old" / "fleet.md").read_text()

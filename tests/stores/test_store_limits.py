@@ -49,12 +49,12 @@ def test_it_measures_all_and_writes_its_section(
     monkeypatch.setattr(postgres_server, "fresh", fresh)
     monkeypatch.setattr(postgres_server, "drop", drop)
     page = tmp_path / "page.md"
-    page.write_text("# Page\n\nBefore.\n\n## Figures\n\nold\n\n## After\n\nEnd.\n")
+    page.write_text("Before.\n\n## How much a store carries\n\nold\n\n## Libraries that were faster\n\nNone was.\n")
     arguments = ["--quick", "--postgres", postgres_address, "--folder", str(tmp_path), "--write", str(page)]
     assert bench.main(arguments) == 0
     printed, written = capsys.readouterr().out, page.read_text()
-    assert written.startswith("# Page\n\nBefore.\n\n## Figures\n\n")
-    assert written.endswith("\n\n## After\n\nEnd.\n")
+    assert written.startswith("Before.\n\n## How much a store carries\n\n")
+    assert written.endswith("\n\n## Libraries that were faster\n\nNone was.\n")
     assert printed.strip() in written
     assert "old" not in written
     for kind in bench.KINDS:

@@ -14,13 +14,14 @@ from dspyer.stores import Memory, Store
 from dspyer.stores.base import Change, Owner
 from tests.test_docs_examples import ROOT, blocks
 
-PAGE = ROOT / "docs" / "old" / "store-limits.md"
+PAGE = ROOT / "docs" / "guides" / "batches.md"
 
 
 def job() -> Callable[..., int]:
-    code = next(block.code for block in blocks(PAGE) if "def delete_old" in block.code)
     found: dict[str, Any] = {}
-    exec(code.partition("print(")[0], found)
+    for block in blocks(PAGE):
+        if "def delete" in block.code:
+            exec(block.code, found)
     return cast("Callable[..., int]", found["delete_old"])
 
 
@@ -32,7 +33,7 @@ def answer(question: str, ctx: Context) -> dict[str, str]:
     return {"answer": question}
 
 
-def compiled(store: Store | str, name: str = "Support") -> CompiledGraph:
+def compiled(store: Store | str, name: str = "Invoices") -> CompiledGraph:
     graph = Graph(name=name, keep=["answer"]).add_node(answer, writes=["answer"])
     return graph.add_path(START, "answer", END).compile(store=store)
 
