@@ -401,7 +401,8 @@ def tool_loop(
             `Kept[...]` last over the runs of a thread.
         check: finds problems in the outputs: a function of fields that returns a list of problems, a pydantic model
             that validates the fields of its names, or a module or program with an output `problems: list[str]`; or
-            True, which asks the agent's own predictor for problems. The problems become a user message.
+            True, which asks the agent's own predictor for problems; no optimizer sees that question. The problems
+            become a user message.
         max_fixes: the most corrections of a run; after them the check raises `CheckError`.
         accept: whether the last outputs are accepted instead of the error, with their problems in the field `problems`.
         name: the name of the graph.

@@ -382,18 +382,27 @@ class Graph:
         """Check what a node gives, and ask for corrections: `of -> name -> of_fix -> name -> ...`.
 
         The check and the fix are ordinary nodes. The edges and routers that are declared for `of`, before or after this
-        call, begin at the check, once it has passed; error edges of `of` stay there.
+        call, begin at the check, once it has passed; error edges of `of` stay there. An error edge of the check takes
+        its `CheckError`: the handler finds the last output in the state, what is wrong with it in the message of the
+        `Failure`, and in `into` the problems of the output before.
+
+        In a loop each visit of `of` has its own `max_fixes`, and so has each branch of a `Send`. A refused step stays
+        in the trace with a copy of its predictor (`"rejected"` in `run.trace_steps`), so no optimizer that finds
+        predictors by identity makes a demo of it; what `accept=True` let through counts like any other output.
 
         Args:
             name: name of the check.
             check: a function of fields that returns a list of problems, empty if the output is good; a pydantic model
                 that validates the fields of its names; or a module or program with an output `problems: list[str]`.
+                Blank texts of a module do not count; one of a function fails the check.
             of: the node whose output is checked, a module or a function.
             max_fixes: the most corrections of one output; after them the check raises `CheckError`.
             fix: what corrects the output, as the node `of_fix`. It may take the inputs of `of`, `previous_<output>`,
                 `problems`, and fields. By default a predictor that takes these and gives what `of` gives; it is tuned
-                and saved like any other. A function as `of` needs one.
-            into: the field that gets the problems, a list of texts; a check that passes empties it.
+                and saved like any other. A function as `of` needs one. What it leaves out stays as it was refused; each
+                correction has the `retry` and `timeout` of `of`.
+            into: the field that gets the problems, a list of texts; a check that passes empties it. Checks that run in
+                parallel need different ones.
             accept: whether the last output is accepted instead of the error, with its problems in `into`.
 
         Returns:

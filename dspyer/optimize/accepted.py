@@ -14,7 +14,8 @@ def accepted_only(program: CompiledGraph) -> CompiledGraph:
     A step whose output a check refused is in the trace with a copy of its predictor. Optimizers that find predictors by
     identity skip it, and GEPA reflects on it. `BootstrapFinetune`, also in `BetterTogether`, and `GRPO` find predictors
     by position or by signature: they would train a model to give what was refused. `dspy.Refine` fails at the copy, and
-    so never advises.
+    so never advises. Give `BootstrapFinetune` this as its teacher too, and keep `multitask=True`: otherwise DSPy takes
+    the n-th step of a trace for the n-th predictor, which is another one where a step is left out.
 
     Args:
         program: a compiled graph: the student, and a teacher too.
