@@ -41,12 +41,8 @@ demo: $(READY)
 	$(BIN)/python examples/optimize.py
 	@echo; echo "A support desk of LangGraph is converted, compared, and tuned node by node (examples/from_langgraph.py)"; echo
 	$(BIN)/python examples/from_langgraph.py
-	@echo; echo "An agent plans, works with a sub-agent, is sent back by a judge, and asks before it mails (examples/agent.py)"; echo
-	$(BIN)/python examples/agent.py
-	@echo; echo "A process is killed in the middle of a run; another one resumes it (examples/killed.py)"; echo
-	$(BIN)/python examples/killed.py
-	@echo; echo "A question ends the process; the answer reaches another one (examples/approval.py)"; echo
-	$(BIN)/python examples/approval.py
+	@echo; echo "A support chat: a person approves a refund, the server is killed, another one goes on (examples/support_chat.py)"; echo
+	$(BIN)/python examples/support_chat.py
 	@echo; echo "Stored runs to look at (examples/look.py)"; echo
 	$(BIN)/python examples/look.py
 

@@ -29,7 +29,7 @@ TRAIN = [
     "paint 30.00 and brushes 8.00. Total 38.00",
 ]
 TEST = [
-    "Dear all, 2 x lamp 15.00, cable 4.40. Total: 34.40",
+    "Dear all, 2 x desk 15.00, cable 4.40. Total: 34.40",
     "cement 11.00; sand 6.00; total 17.00",
     "5 x screw 0.20, plate 3.00 -- total 4.00",
     "soap 2.00; 3 x towel 5.00; total 17.00",

@@ -65,12 +65,6 @@ SHOWN = {
         "plan past today join:critic critic plan past today join:critic critic write",
         "remark: '[PEP 338] Executing modules as scripts: off topic'",
     ],
-    "alerts.py": [
-        "system: Investigate this intrusion alert, severity high. 4 steps are left after this one.",
-        "user: request = The alert: many failed logins from 203.0.113.7 | news = look_up: 14 failed logins",
-        "assistant: finding = Passwords are being guessed.",
-        "high: The password was found: lock the account of root.",
-    ],
     "extract.py": [
         "adds_up: reads lines, total; writes problems; -> END, extract_fix",
         "the letters to learn from: first try 1 of 4, corrected 3, left 0",
@@ -80,59 +74,10 @@ SHOWN = {
         "to be looked at: 2 x ticket 9.00; fee 1.00; total 24.00 -- the lines miss the total by 5.00",
         "extract           5     80.0 %    20.0 %",
     ],
-    "read.py": [
-        "  bob failed",
-        "  bob, 2 steps, 0.000022 USD: look_up (execution bob.1/trunk:2, attempt 1): KeyError: 'A-71'",
-        "  and written       {'order': 'A-71'}",
-        "  it had asked      scripted, 2 messages, 105 tokens",
-        "  order comes from  find",
-        "  completed: We are sorry. 40.0 are on their way to you.",
-        "  try-1 completed, 5 steps",
-    ],
-    "tracing.py": [
-        "    invoke_node limits (the server is busy)",
-        "      attempt 2",
-        "      item 1",
-        "        Predict(StringSignature).forward",
-        "            ScriptedLM.__call__",
-    ],
-    "killed.py": [
-        "The first process: killed by SIGKILL",
-        "thread 'tonight' is 'crashed': resume",
-        "completed; urgent: billing 1",
-    ],
     "rounds.py": [
         "researcher  analysis = view('analysis').new()      30   3,915   58,725    6.7 %",
         "whole prompts: 33,626 tokens with views, 285,723 with whole fields",
         "that is 11.8 %",
-    ],
-    "search.py": [
-        "one try           39       1         6",
-        "best of 12        31      12        72",
-        "beam              33      21        21  add 5, double, double, add 5",
-        "MCTS              33      33        33",
-    ],
-    "team.py": [
-        "ada sends message 0, open: True",
-        "found: Hook, Delfzijl",
-        "letter: Delfzijl: 11:15, Hook: 9:40, early: Hook: 9:40, who says so? early: Hook: 9:40",
-        "unread: 0",
-    ],
-    "scratchpad.py": [
-        "16 posts, the author changed 3 times",
-        "res res res res ana ana ana ana cod cod cod cod rev rev rev rev",
-        "researcher  nothing",
-        "the same pad both times: True, {'research': 4, 'analysis': 4, 'code': 4, 'review': 4}",
-    ],
-    "desk.py": [
-        "interrupted: refund(order='A-17', amount=90.0)?",
-        "ada approves it herself: 403 the desk decides about refunds",
-        "eve:  ada:kettle asks for {'order': 'A-17', 'amount': 90.0}; half of it is enough",
-        "it was killed by SIGKILL",
-        "refund of 45.00, approved by eve",
-        "the bank was asked 2 times under 1 key, and paid 1 time",
-        "LM calls of both servers: 3",
-        "by eve\n",
     ],
     "whole.py": [
         "['read took ",
@@ -145,15 +90,6 @@ SHOWN = {
         "18 executions were timed",
         "`reply` is 'Dear Ada, We pay 45.00 back for the kettle.', expected 'Dear Ada, no.'.",
     ],
-    "agent.py": [
-        "mail(to='Ada', text='Low tide is at 09:40.",
-        "work      Both at once.",
-        "          -> research(topic='tides')",
-        '          research: ["The ferry lands at every hour',
-        "- no mail was sent to Ada",
-        "          -> submit(report='Ada knows: low tide at 09:40, and no ferry then.')",
-        "research          2      100 %",
-    ],
     "fleet.py": [
         "web: 12 requests, one of them sent twice",
         "a worker was killed in the middle of its runs: ",
@@ -164,12 +100,6 @@ SHOWN = {
         "failed jobs: none",
         "runs: 12 for 12 requests",
         "with 12 keys",
-    ],
-    "files.py": [
-        "{\"limit\": 50\n  ada approves write_file(name='shop.json', text='{\"limit\": 50')?",
-        "write_file: '12 characters written' this is no JSON: Expecting ',' delimiter",
-        'completed {"limit": 50}',
-        'failed RefusedError("passwords are nobody\'s business")',
     ],
     "batch_peps.py": ["0.0204 USD, 0.000068 each"],
     "scans.py": [
@@ -194,17 +124,7 @@ SHOWN = {
         "This graph can be converted: from_langgraph(graph).",
         "  classify  function    Keywords      messages                     category        plan",
     ],
-    "reminder.py": [
-        "2 hours later\n  lamp: completed, a lamp is on its way\n24 hours later\n  mail: 'a sofa' still waits",
-        "  sofa: interrupted, ['last']\n49 hours later\n  sofa: completed, a sofa is not sent",
-        "lamp: approve by ada, cool_down by expired\nsofa: last by expired",
-    ],
-    "approval.py": [
-        "interrupted after 5 commits",
-        "approve: Send this? end the contract, since you wrote: ",
-        "the thread is interrupted, it asks ['approve']",
-        "LM calls of this process: 0",
-    ],
+    "support_chat.py": ["      killed by SIGKILL: True"],
 }
 
 for program, outputs in shown_of_programs().items():
@@ -217,14 +137,13 @@ FEWER: dict[str, dict[str, Any]] = {
     "optimize.py": {"TRAIN": 48, "DEV": 6, "TEST": 16, "CANDIDATES": 2, "TRIALS": 3},
     "tune.py": {"TRAIN": 72, "DEV": 12, "TEST": 24, "CALLS": 120},
     "scans.py": {"LETTERS": 12},
-    "scratchpad.py": {"THINKING": 0.01},
     "batch_dask.py": {"TICKETS": 40},
 }
 """Constants of examples that take long: fewer held-out tickets show the gain of an optimizer too."""
 
 
 DEAR = {"batch_dask.py", "batch_peps.py", "corrections.py", "fleet.py", "from_langgraph.py", "optimize.py", "scans.py"}
-DEAR |= {"documents.py", "home.py", "search.py", "tune.py"}
+DEAR |= {"documents.py", "home.py", "tune.py"}
 RUNS = [
     pytest.param(name, marks=[pytest.mark.slow("many runs, processes or an optimizer")] * (name in DEAR))
     for name in SHOWN
@@ -249,8 +168,6 @@ def test_example_shows_what_it_says(name: str, tmp_path: Path) -> None:
         assert_corrections_helped(printed)
     if name == "from_langgraph.py":
         assert_predictors_learned(printed)
-    if name == "killed.py":
-        assert_little_was_repeated(printed)
     if name == "scans.py":
         assert_no_scan_was_read_twice(printed)
 
@@ -378,15 +295,6 @@ def assert_predictors_learned(printed: str) -> None:
     assert right["saved and loaded"] == right["in this process"]
 
 
-def assert_little_was_repeated(printed: str) -> None:
-    """Only what ran at the kill is called again; how much that was is a matter of timing."""
-    repeated, bound = (int(number) for number in re.findall(r"called twice: (\d+),.* at most (\d+) do", printed)[0])
-    assert repeated <= bound
-    rows = [line.split() for line in printed.splitlines() if line.startswith(("category", "urgency", "summarize"))]
-    assert len(rows) == 3
-    assert all(int(first) + int(second) >= int(needed) for _, first, second, needed in rows)
-
-
 def assert_no_scan_was_read_twice(printed: str) -> None:
     """Only the tasks that were lost with the process are repeated; how many these were is a matter of timing."""
     first, second, needed = (int(number) for number in re.findall(r"pools: (\d+) \+ (\d+), for (\d+)", printed)[0])
@@ -397,5 +305,9 @@ def assert_no_scan_was_read_twice(printed: str) -> None:
 
 def test_every_example_is_run() -> None:
     parts = {"fleet_tasks.py", "model.py", "scanner.py", "triage.py"}  # imported by the others
-    servers = {"web.py"}  # read in a browser by test_web_pages.py
-    assert {path.name for path in EXAMPLES.glob("*.py")} - parts - servers == SHOWN.keys()
+    assert {path.name for path in EXAMPLES.glob("*.py")} - parts == SHOWN.keys()
+
+
+def test_the_overview_of_tutorials_names_every_example() -> None:
+    overview = (EXAMPLES.parent / "docs" / "tutorials" / "index.md").read_text()
+    assert set(re.findall(r"`(\w+\.py)`", overview)) == {path.name for path in EXAMPLES.glob("*.py")}

@@ -1,10 +1,9 @@
-"""Pages in a real browser: those of examples/web.py and examples/desk.py, and small ones that use `EventSource`."""
+"""Pages in a real browser: that of examples/support_chat.py, and small ones that use `EventSource`."""
 
 from __future__ import annotations
 
 import asyncio
 import runpy
-import sys
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -18,8 +17,9 @@ from starlette.requests import Request
 from starlette.responses import HTMLResponse, Response, StreamingResponse
 from starlette.routing import Route
 
-from dspyer import END, START, CompiledGraph, Graph
+from dspyer import END, START, Graph
 from dspyer.runtime.streams import AsyncEvents
+from dspyer.stores import SQLite
 from dspyer.testing import ScriptedLM
 from tests.asgi_server import PATIENCE, served
 
@@ -27,62 +27,42 @@ EXAMPLES = Path(__file__).parent.parent / "examples"
 
 
 @pytest.fixture
-def example(monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[str, CompiledGraph]]:
-    monkeypatch.delenv("DSPYER_MODEL", raising=False)
-    monkeypatch.syspath_prepend(str(EXAMPLES))
-    before = set(sys.modules)
-    module = runpy.run_path(str(EXAMPLES / "web.py"))
-    program = module["desk"]()
-    with served(module["service"](program)) as address:
-        yield address, program
-    for name in {"model", "triage"} & (set(sys.modules) - before):
-        del sys.modules[name]
+def chat(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+    """The address of the support chat."""
+    module = runpy.run_path(str(EXAMPLES / "support_chat.py"))
+    store = SQLite(tmp_path / "chats.db")
+    program = module["support"](module["Bank"](tmp_path), store)
+    program.set_lm(ScriptedLM(module["scripted"]))
+    with served(module["service"](program, store), lifespan="on") as address:
+        yield address
 
 
-def only_thread(program: CompiledGraph) -> Any:
-    (name,) = program.threads()
-    return program.thread(name)
+def test_two_tabs_of_the_support_chat(page: Any, chat: str, tmp_path: Path) -> None:
+    """A customer asks for money, another person approves half of it, and the customer sees who did."""
+    page.goto(f"{chat}/?user=ada")
+    other = page.context.new_page()
+    other.goto(f"{chat}/?user=eve")
+    page.get_by_role("button", name="Send").click()
+    page.get_by_text("The desk looks at it.").wait_for()
+    amount = other.get_by_label("Amount")
+    assert amount.input_value() == "90"
+    amount.fill("45")
+    other.get_by_role("button", name="Approve").click()
+    page.locator("[data-status=completed]").wait_for()
+    assert page.get_by_role("status").inner_text() == "45 USD are on their way, half of the price."
+    assert page.locator("#answers li").all_inner_texts() == ["approved by eve"]
+    (paid,) = (tmp_path / "bank.txt").read_text().splitlines()
+    assert paid.endswith(" A-17 45.00")
 
-
-def test_the_example(page: Any, example: tuple[str, CompiledGraph]) -> None:
-    address, program = example
-    page.goto(address)
-    page.get_by_label("Ticket").fill('<b>Bold</b> & "odd": the export fails. <script>window.hacked = 1</script>')
-    page.get_by_role("button", name="Write a letter").click()
-    page.get_by_role("button", name="Send it").wait_for()
-    t = only_thread(program)
-    assert t.status == "interrupted"
-    shown = dict(zip(page.locator("dt").all_inner_texts(), page.locator("dd").all_text_contents(), strict=True))
-    assert shown == {"classify: category": t.state["category"], "extract: wish": t.state["wish"]}
-    assert page.locator("#question p").text_content() == f"Send this letter? {t.state['letter']}"
-    page.get_by_role("button", name="Send it").click()
-    page.locator("[data-ended=completed]").wait_for()
-    assert page.get_by_role("status").inner_text() == t.state["outcome"]
-    assert "was sent" in t.state["outcome"]
+    page.get_by_label("Message").fill("<b>And</b> the toaster, A-18? <script>window.hacked = 1</script>")
+    page.get_by_label("Photo").fill("")
+    page.get_by_role("button", name="Send").click()
+    other.get_by_text("refund(order='A-18', amount=35.0)?").wait_for()  # the photo of the kettle is gone
+    other.get_by_role("button", name="Refuse").click()
+    page.get_by_text("Please send a photo of the toaster first.").wait_for()
+    assert page.locator("#answers li").all_inner_texts() == ["approved by eve", "refused by eve"]
     assert page.evaluate("window.hacked") is None
-
-
-def test_two_tabs_of_the_desk(page: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A customer asks for money, a supervisor approves half of it, and the customer sees who did."""
-    monkeypatch.syspath_prepend(str(EXAMPLES))
-    desk = runpy.run_path(str(EXAMPLES / "desk.py"))
-    bank, store = desk["Bank"](tmp_path / "calls.txt"), tmp_path / "desk.db"
-    program = desk["support_desk"](bank, store)
-    program.set_lm(ScriptedLM(desk["scripted"]))
-    with served(desk["service"](program, store), lifespan="on") as address:
-        page.goto(f"{address}/?user=ada")
-        other = page.context.new_page()
-        other.goto(f"{address}/?user=eve")
-        page.get_by_role("button", name="Send").click()
-        page.get_by_text("The desk looks at it.").wait_for()
-        amount = other.get_by_label("Amount")
-        assert amount.input_value() == "90"
-        amount.fill("45")
-        other.get_by_role("button", name="Approve").click()
-        page.locator("[data-status=completed]").wait_for()
-        assert page.get_by_role("status").inner_text() == "45 USD are on their way, half of the price: the lid is fine."
-        assert page.locator("#answers li").all_inner_texts() == ["approved by eve"]
-    assert [(kind, *rest[1:]) for kind, *rest in bank.noted()] == [("asked",), ("paid", "A-17", 45.0)]
+    assert other.evaluate("window.hacked") is None
 
 
 # --- small pages

@@ -23,7 +23,8 @@ def extras() -> str:
     for line in PROJECT.read_text().partition("[project.optional-dependencies]\n")[2].splitlines():
         name = line.partition(" = ")[0]
         if comment and name in named:
-            rows.append(f"| `{name}` | {comment} | {', '.join(f'`{package}`' for package in named[name])} |")
+            packages = [p for each in named[name] for p in named.get(each.removeprefix("dspyer[")[:-1], [each])]
+            rows.append(f"| `{name}` | {comment} | {', '.join(f'`{package}`' for package in packages)} |")
         comment = line.removeprefix("# ").removesuffix(".") + "." if line.startswith("# ") else ""
     return "\n".join(rows)
 
