@@ -283,6 +283,9 @@ class TraceStep(JsonRecord):
 class LMCall(JsonRecord):
     """One LM call of a run: made by a predictor, answered by a server or a cache, or failed.
 
+    It is no part of a state: resuming, replaying and comparing runs ignore it. On a thread it is written with the next
+    row of its execution, so a process that is killed loses those of the nodes that it was working on.
+
     Attributes:
         execution: id of the execution that made it, after those around it: `"trunk:2"`, of an item of a map
             `"trunk:2[0]"`, of a node in a graph that is a node `"trunk:2/trunk:1"`.
