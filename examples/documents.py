@@ -30,8 +30,8 @@ Lines = list[str]
 
 # --8<-- [start:corpus]
 def rows(name: str) -> list[dict[str, Any]]:
-    file = Path(__file__).parent / "data" / name
-    return [json.loads(line) for line in file.read_text("utf-8").splitlines()]
+    text = (Path(__file__).parent / "data" / name).read_text("utf-8")
+    return [json.loads(line) for line in text.splitlines()]
 
 
 Fate = Literal["adopted", "dropped", "replaced"]
@@ -95,7 +95,7 @@ class Answer(dspy.Signature):
     question: str = dspy.InputField()
     passages: Lines = dspy.InputField()
     answer: str = dspy.OutputField()
-    quotes: Lines = dspy.OutputField(desc="lines of the passages, unchanged")
+    quotes: Lines = dspy.OutputField(desc="lines of passages, unchanged")
 
 
 # --8<-- [end:steps]
@@ -103,15 +103,16 @@ class Answer(dspy.Signature):
 
 # --8<-- [start:check]
 def cited(answer: str) -> list[int]:
-    return [int(number) for number in re.findall(r"\[PEP (\d+)\]", answer)]
+    return [int(number) for number in re.findall(r"\[PEP (\d+)]", answer)]
 
 
 def quoted(answer: str, quotes: Lines, passages: Lines) -> Lines:
-    lost = [f"not in the passages: {q}" for q in quotes if q not in passages]
     sources = {number for quote in quotes for number in cited(quote)}
     bare = {*cited(answer)} - sources
     unquoted = [f"PEP {number} is cited and not quoted" for number in bare]
-    return lost + unquoted if cited(answer) else ["no proposal is cited"]
+    other = [quote for quote in quotes if quote not in passages]
+    changed = [f"not in the passages: {quote}" for quote in other]
+    return changed + unquoted if cited(answer) else ["no proposal is cited"]
 
 
 # --8<-- [end:check]
@@ -168,21 +169,23 @@ def answered(example: dspy.Example, answer: str) -> bool:
 fate = optimize.equals("fate")
 JUDGES = {"fate": fate, "found": retrieved, "answer": answered}
 metric = optimize.by_field(JUDGES, goal="answer")
+# --8<-- [end:metric]
 
 
+# --8<-- [start:score]
 def score(name: str, program: CompiledGraph) -> list[Run]:
-    """Print how many values are right; return the runs whose answer is wrong."""
+    """Print how much is right; return the runs whose answer is wrong."""
     test = questions("test")
     runs = [program.run({"question": each.question}) for each in test]
     pairs = list(zip(test, runs, strict=True))
     for field, judge in JUDGES.items():
-        wrong = [run for each, run in pairs if not judge(each, run.state[field])]
+        wrong = [run for e, run in pairs if not judge(e, run.state[field])]
         name += f"  {len(test) - len(wrong):2} {field}"
     print(name)
     return wrong
 
 
-# --8<-- [end:metric]
+# --8<-- [end:score]
 
 
 def show_check(program: CompiledGraph) -> None:

@@ -61,6 +61,10 @@ class Read(dspy.Signature):
     number: int = dspy.OutputField()
 
 
+# --8<-- [end:signatures]
+
+
+# --8<-- [start:judges]
 class Criticize(dspy.Signature):
     """Name a source that is off its topic, or leave the remark empty."""
 
@@ -81,7 +85,7 @@ class Write(dspy.Signature):
     report: str = dspy.OutputField()
 
 
-# --8<-- [end:signatures]
+# --8<-- [end:judges]
 
 
 # --8<-- [start:researcher]
@@ -98,7 +102,8 @@ def researcher(period: str) -> CompiledGraph:
 
     def note(number: int) -> dict[str, Any]:
         pep = PEPS[number]
-        decision = f"{pep['status']} for Python {pep['python_version']}"
+        version = pep["python_version"] or "?"
+        decision = f"{pep['status']} for Python {version}"
         source = f"[PEP {number}] {pep['title']}"
         return {"decision": decision, "source": source}
 
@@ -127,8 +132,8 @@ def newest(conflict: Conflict) -> str:
 # --8<-- [end:policy]
 
 
-# --8<-- [start:team]
-def plan(question: str, remark: str, planner: dspy.Predict) -> dict[str, str]:
+# --8<-- [start:plan]
+def plan(question: str, remark: str, planner: Any) -> dict[str, Any]:
     return {**planner(question=question, remark=remark), "decision": ""}
 
 
@@ -136,6 +141,10 @@ def verdict(remark: str, ctx: Context) -> Literal["plan", "write"]:
     return "plan" if remark and ctx.visit < 3 else "write"
 
 
+# --8<-- [end:plan]
+
+
+# --8<-- [start:team]
 def team(store: str = "team.db") -> CompiledGraph:
     graph = Graph(Research, inputs=["question"], merge={"decision": newest})
     topics = ["past_topic", "today_topic", "decision"]
@@ -163,7 +172,7 @@ def team(store: str = "team.db") -> CompiledGraph:
 
 # --8<-- [start:model]
 def rules(prompt: Prompt) -> dict[str, Any]:
-    """Four rules in place of a model. It knows one other name of a thing."""
+    """Four rules in place of a model: they know one other name."""
     given = prompt.inputs
     outputs = [field.name for field in prompt.output_fields]
     if outputs == ["past_topic", "today_topic"]:

@@ -102,6 +102,11 @@ def tree(
     begins with the state of its parent, and stores only what it changed. The result does not depend on timing: the
     policy sees completed rounds only, and each trial has a number, its rollout id for DSPy's cache.
 
+    A trial that fails has no reward, and if all fail the search raises `SearchError`. `compile(retry=)` retries the
+    module within its trial, and the judge without the module. A trial may ask a question: no other one is made again
+    for it. Tools with `effect=` or `approve=` are refused. In a graph around it a search writes what its module writes,
+    without `tree` and `best`. Optimizers see the steps of the best trials, and not those of the judge.
+
     Args:
         module: what a trial runs, a DSPy module, a program or a graph: it maps a state to the next one, so what it
             writes must be what it reads. `reads=` and `writes=` map its names, as in `Graph.add_node`.
