@@ -283,6 +283,11 @@ class CompiledGraph(dspy.Module):
         program itself are called here), spans, and what a node changes outside of the state. Budgets are counted there,
         and the limits of `lms.reliable` hold for each worker.
 
+        An exception arrives with its class and attributes; one that cannot be pickled is a `RuntimeError` with its
+        type, text and traceback. DSPy's cache is used as `dspy.configure_cache` says here, in the folder of the worker
+        and as far as it is on there. Steps that `dspyer.optimize` judges run in this process. As a node of another
+        graph the program is one step with one commit, and it may not ask questions.
+
         Args:
             executor: any `concurrent.futures.Executor`: a `ProcessPoolExecutor` (with the start method `spawn`, if this
                 process has threads), a pool of loky, `Client().get_executor()` of Dask.

@@ -261,7 +261,10 @@ class Rounds:
 
 
 START = "START"
+"""Where a run begins: `add_edge(START, "first")`."""
+
 END = "END"
+"""Where a branch ends: `add_edge("last", END)`."""
 
 NO_ROUNDS = Rounds((), ())
 

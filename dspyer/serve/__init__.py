@@ -81,12 +81,15 @@ def router(
     | `POST /{name}/answers` | `{id: answer}` | answers questions, and continues the run |
     | `POST /{name}/resume` | | continues a run that failed, crashed or was stopped |
     | `POST /{name}/stop` | | stops the run, in whatever process it is |
+    | `POST /{name}/messages` | `{text}`, `to` | sends a message to an agent, as `thread.send`; 202 with its number |
     | `GET /{name}` | | reads `status`, `outputs`, `questions`, `answers` and `error` of the last run |
     | `GET /` | | lists `names`, at most 1,000; `?after=` the last of these gives the next |
 
     A run is answered at its end by `{"status", "outputs", "questions", "error"}`, or with `Accept: text/event-stream`
     by its events as they happen, with tokens. `error` is what `errors.public` gives, `{"code", "status", "message"}`,
-    and the response has its status. A client that leaves stops its run.
+    and the response has its status. A client that leaves stops its run. All bodies are JSON, and another content type
+    gets 415, since pages of other sites can send those; set `SameSite` on the cookie of a login too. An answer comes
+    by the id of its question; given twice, it calls nothing. A user's name before that of a thread has no `/` in it.
 
     Args:
         program: a compiled graph with a store.
