@@ -29,6 +29,13 @@ def agui(
     the texts of the assistant as they are written, tool calls with their results, the state and how it changes, and
     the values of `ctx.emit`. What the program returns is the state that the client sees: `Graph(outputs=[...])`.
 
+    All open questions are answered in one request; an answer that is missing or does not fit is a `RUN_ERROR`, and the
+    questions stay open. With `"status": "cancelled"` for all of them the run is given up. `runId` is the key of the
+    run. If a run fails, the client may send the same answers again, which resumes it. By default the id of a user's
+    message begins with `client:` in a list of messages, so no client replaces one of the assistant. A body that is not
+    of the protocol gets the status 400, another content type than JSON 415. Events of graphs inside of nodes are left
+    out, but for the tokens of a text that the node writes and what they emit.
+
     Args:
         program: a compiled graph with a store.
         thread: gets the HTTP request and its body, and returns the name of the thread in the store, or the thread. The
