@@ -682,7 +682,10 @@ class Token(Event):
 
     The texts of the tokens of a field, joined, are its value: a text as it is, any other value as JSON or as the LM has
     written it. If the attempt fails, they count no more; `AttemptFailed` or `NodeFailed` says so. `run.events` has no
-    tokens.
+    tokens, and no store keeps them. The whole field is one token from DSPy's cache, from a model that does not stream,
+    from an adapter with a `parse` of its own, and where `redact` may hide the field: what a node may write decides it.
+    A program that a function calls like any module is a run of its own, without tokens here. What is committed counts:
+    DSPy may mend malformed JSON that was shown, and a check that refuses an output takes no token back.
 
     Attributes:
         node: name of the node.

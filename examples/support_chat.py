@@ -182,7 +182,7 @@ def demonstrate(folder: Path) -> None:
     ada = httpx.Client(base_url=address, headers={"x-user": "ada"}, timeout=60)
     eve = httpx.Client(base_url=address, headers={"x-user": "eve"}, timeout=60)
     process = multiprocessing.get_context("spawn").Process
-    server = process(target=serve_chat, args=(folder, listening, True))
+    server = process(target=serve_chat, args=(folder, listening, True), daemon=True)
     server.start()
 
     # --8<-- [start:ask]
@@ -208,7 +208,7 @@ def demonstrate(folder: Path) -> None:
     server.join()
     print("      killed by SIGKILL:", server.exitcode == -signal.SIGKILL)
 
-    server = process(target=serve_chat, args=(folder, listening))
+    server = process(target=serve_chat, args=(folder, listening), daemon=True)
     server.start()
     # --8<-- [start:recovered]
     while ada.get("/chats/kettle").json()["status"] != "completed":

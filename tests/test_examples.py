@@ -7,12 +7,10 @@ import multiprocessing
 import os
 import re
 import runpy
-import subprocess
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from multiprocessing.context import ForkServerContext, ForkServerProcess
 from pathlib import Path
-from subprocess import CompletedProcess
 from typing import Any
 
 import pytest
@@ -202,23 +200,21 @@ def run_as_a_program(
     example: Path,
     output: Path,
     environment: Mapping[str, str] | None = None,
-    arguments: Sequence[str] = (),
-    folder: str | Path | None = None,
     server: str = "",
 ) -> None:
     """Run an example in this process, as `python example` does in an empty folder; its prints go to a file."""
     os.environ.pop("DSPYER_MODEL", None)
     os.environ.update(environment or {})
-    os.chdir(folder or output.parent)
+    os.chdir(output.parent)
     with output.open("ab") as file:
         os.dup2(file.fileno(), 1)
         os.dup2(file.fileno(), 2)
     sys.stdout = open(1, "w", 1, "utf-8", closefd=False)  # noqa: SIM115 - it lasts as long as the process
     sys.stderr = open(2, "w", 1, "utf-8", closefd=False)  # noqa: SIM115 - as above
-    sys.argv = [str(example), *arguments]
+    sys.argv = [str(example)]
     sys.path.insert(0, str(example.parent))
     if server:
-        fork_its_processes(example, output, server)
+        fork_its_processes(server)
     if example.name not in FEWER:
         runpy.run_path(str(example), run_name="__main__")
         return
@@ -227,26 +223,9 @@ def run_as_a_program(
     module.main()
 
 
-def fork_its_processes(example: Path, output: Path, server: str) -> None:
+def fork_its_processes(server: str) -> None:
     """What the example starts is forked from the server: by itself, each process would import DSPy and dspyer anew."""
     use_server(server)
-    real = subprocess.run
-
-    def run(
-        command: Sequence[str], cwd: str | None = None, check: bool = False, **options: Any
-    ) -> CompletedProcess[str]:
-        python, file, *arguments = command
-        if (python, file) != (sys.executable, str(example)):
-            return real(command, cwd=cwd, check=check, **options)
-        child = Forked(target=run_as_a_program, args=(example, output, None, arguments, cwd))
-        child.start()
-        child.join()
-        done = CompletedProcess(command, child.exitcode or 0, "", "")
-        if check:
-            done.check_returncode()
-        return done
-
-    vars(subprocess).update(run=run)
     vars(multiprocessing).update(get_context=lambda method: Forking())
     os.environ["DASK_DISTRIBUTED__WORKER__MULTIPROCESSING_METHOD"] = "forkserver"
 

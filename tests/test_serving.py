@@ -60,7 +60,7 @@ def test_concurrent_users_have_conversations_of_their_own() -> None:
 
         def ask(customer: str) -> list[str]:
             headers = {"x-user": customer, **EVENTS}
-            return names(client.post(f"{address}/mails/m", json={"customer": customer}, headers=headers))
+            return names(client.post(f"{address}/tickets/m", json={"customer": customer}, headers=headers))
 
         told = list(pool.map(ask, customers))
     assert all(found[0] == "RunStarted" and found[-2:] == ["RunEnded", "StreamEnded"] for found in told)
@@ -88,14 +88,14 @@ def test_a_graph_of_langgraph_is_served_like_any() -> None:
     builder = StateGraph(Letter).add_sequence([write, send]).add_edge(LANGGRAPH_START, "write")
     program = from_langgraph(builder).compile(store=":memory:")
     with served(app_of(program)) as address, httpx.Client(base_url=address, headers=ADA, timeout=PATIENCE) as client:
-        started = data(client.post("/mails/m-1", json={"customer": "Ada"}, headers=EVENTS))
+        started = data(client.post("/tickets/m-1", json={"customer": "Ada"}, headers=EVENTS))
         assert started[-1]["status"] == "interrupted"
         (commit,) = [
             one["commit"] for one in started if one["event"] == "Committed" and one["commit"]["node"] == "write"
         ]
         assert commit["patch"]["messages"][0]["value"]["content"] == "Dear Ada"
-        (question,) = client.get("/mails/m-1").json()["questions"]
+        (question,) = client.get("/tickets/m-1").json()["questions"]
         assert (question["key"], question["text"]) == ("send-0", "Send 'Dear Ada'?")
-        answered = client.post("/mails/m-1/answers", json={question["id"]: True}).json()
+        answered = client.post("/tickets/m-1/answers", json={question["id"]: True}).json()
         assert (answered["status"], answered["outputs"]["status"]) == ("completed", "sent")
         assert answered["outputs"]["messages"][0]["content"] == "Dear Ada"

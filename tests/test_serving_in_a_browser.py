@@ -155,9 +155,9 @@ def text_of(events: list[dict[str, Any]]) -> str:
 def answer(address: str, mail: str, approved: bool) -> dict[str, Any]:
     """Another client reads the question of a mail, and answers it."""
     with httpx.Client(base_url=address, headers=ADA, timeout=PATIENCE) as client:
-        (question,) = client.get(f"/mails/{mail}").json()["questions"]
+        (question,) = client.get(f"/tickets/{mail}").json()["questions"]
         assert question["answer"] == {"type": "boolean"}
-        found: dict[str, Any] = client.post(f"/mails/{mail}/answers", json={question["id"]: approved}).json()
+        found: dict[str, Any] = client.post(f"/tickets/{mail}/answers", json={question["id"]: approved}).json()
     return {"status": found["status"], "mail": found["outputs"].get("status")}
 
 
@@ -165,7 +165,7 @@ def test_two_users_at_once_and_answers_by_another_client(page: Any, desk: Desk, 
     page.set_extra_http_headers(ADA)
     page.goto(address)
     for name in ("ada", "bob"):
-        start(page, name, f"/mails/{name}", name)
+        start(page, name, f"/tickets/{name}", name)
     wait_inside(desk, 2)
     desk.let_go()
     for name in ("ada", "bob"):
@@ -183,15 +183,15 @@ def test_two_users_at_once_and_answers_by_another_client(page: Any, desk: Desk, 
 def test_a_second_request_while_a_run_is_open(page: Any, desk: Desk, address: str) -> None:
     page.set_extra_http_headers(ADA)
     page.goto(address)
-    start(page, "first", "/mails/m-1", "Ada")
+    start(page, "first", "/tickets/m-1", "Ada")
     wait_inside(desk)
-    start(page, "second", "/mails/m-1", "Eve")
+    start(page, "second", "/tickets/m-1", "Eve")
     names, _, error = over(page, "second")
     assert (names, "Error: 409" in (error or ""), '"busy"' in (error or "")) == ([], True, True)
     desk.let_go()
     names, events, error = over(page, "first")
     assert (names[-1], text_of(events), error) == ("StreamEnded", letter("Ada"), None)
-    start(page, "third", "/mails/m-1", "Eve")
+    start(page, "third", "/tickets/m-1", "Eve")
     names, _, error = over(page, "third")
     assert (names, "Error: 409" in (error or ""), '"waiting"' in (error or "")) == ([], True, True)
     assert answer(address, "m-1", True)["mail"] == "paid"
@@ -201,13 +201,13 @@ def test_a_second_request_while_a_run_is_open(page: Any, desk: Desk, address: st
 def test_a_break_in_the_loop_over_the_events_stops_the_run(page: Any, desk: Desk, address: str) -> None:
     page.set_extra_http_headers(ADA)
     page.goto(address)
-    start(page, "left", "/mails/m-1", "Ada", leave="NodeStarted")
+    start(page, "left", "/tickets/m-1", "Ada", leave="NodeStarted")
     names, _, error = over(page, "left")
     assert (names[-1], error) == ("NodeStarted", None)
     assert desk.cancelled.acquire(timeout=PATIENCE)
     assert ended(desk.program.thread("ada/m-1")) == "stopped"
     desk.let_go()
-    start(page, "again", "/mails/m-1/resume")
+    start(page, "again", "/tickets/m-1/resume")
     names, events, error = over(page, "again")
     assert (names[0], names[-1], error) == ("RunStarted", "StreamEnded", None)
     assert text_of(events) == letter("Ada")
@@ -218,15 +218,15 @@ def test_a_failure_and_its_resume(page: Any, desk: Desk, address: str) -> None:
     desk.bank = False
     page.set_extra_http_headers(ADA)
     page.goto(address)
-    start(page, "run", "/mails/m-1", "Ada")
+    start(page, "run", "/tickets/m-1", "Ada")
     over(page, "run")
     assert answer(address, "m-1", True)["status"] == "failed"
-    start(page, "resumed", "/mails/m-1/resume")
+    start(page, "resumed", "/tickets/m-1/resume")
     names, events, error = over(page, "resumed")
     assert (names[-3:], error) == (["NodeFailed", "RunEnded", "StreamEnded"], None)
     assert (events[-1]["status"], events[-1]["error"]["code"]) == ("failed", "failed")
     desk.bank = True
-    start(page, "again", "/mails/m-1/resume")
+    start(page, "again", "/tickets/m-1/resume")
     _, events, _ = over(page, "again")
     assert (events[-1]["status"], desk.paid, text_of(events)) == ("completed", ["Ada"] * 3, "")
 
@@ -235,7 +235,7 @@ def test_a_server_that_goes_away(page: Any, desk: Desk) -> None:
     with served(desk.app()) as address:
         page.set_extra_http_headers(ADA)
         page.goto(address)
-        start(page, "run", "/mails/m-1", "Ada")
+        start(page, "run", "/tickets/m-1", "Ada")
         wait_inside(desk)
     names, _, error = over(page, "run")
     assert "StreamEnded" not in names
@@ -244,10 +244,10 @@ def test_a_server_that_goes_away(page: Any, desk: Desk) -> None:
     assert ended(desk.program.thread("ada/m-1")) == "stopped"
     desk.let_go()
     with served(desk.app()) as address:
-        assert httpx.get(f"{address}/mails/m-1", headers=ADA, timeout=PATIENCE).json()["status"] == "stopped"
+        assert httpx.get(f"{address}/tickets/m-1", headers=ADA, timeout=PATIENCE).json()["status"] == "stopped"
         page.set_extra_http_headers(ADA)
         page.goto(address)
-        start(page, "again", "/mails/m-1/resume")
+        start(page, "again", "/tickets/m-1/resume")
         names, events, error = over(page, "again")
     assert (names[-1], text_of(events), error) == ("StreamEnded", letter("Ada"), None)
 

@@ -95,7 +95,6 @@ REAL_PROCESSES: dict[str, str] = {
     "runtime/test_trace_tools.py": "MLflow, which changes DSPy for good",
     "threads/test_stopping.py": "the end of a process",
     "test_hash_seed.py": "a hash seed holds for a process",
-    "test_examples.py": "it forks what an example starts by `subprocess.run`",
 }
 
 

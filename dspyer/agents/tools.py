@@ -56,15 +56,15 @@ def tool(
 ) -> ToolSpec:
     """Give something that a model can call the options of a tool.
 
-    A program with a conversation has one more argument, `session`: a known name continues the conversation of that
-    name, a new one begins another, and without a name one is begun that is named after the call. The caller's field
-    `sessions` holds them, over the runs of a thread. Of two calls of one turn in the same session the second is
-    refused; a call that fails leaves its session as it was.
-
     Each tool is a node of its name, and each call one visit of it, with exactly one result. What the call raises, wrong
     arguments included, is its result: one line, the same in every process, after the retries of the node. Budgets,
     questions, cancellation, errors of the store, a `NodeOutputError` and what `raises` names fail the node instead.
     Results are kept as JSON values; any other object as `str(object)`.
+
+    A program with a conversation has one more argument, `session`: a known name continues the conversation of that
+    name, a new one begins another, and without a name one is begun that is named after the call. The caller's field
+    `sessions` holds them, over the runs of a thread. Of two calls of one turn in the same session the second is
+    refused; a call that fails leaves its session as it was.
 
     The model does not see the parameters `ctx`, those that `reads` names, `key` with `effect=True`, and those annotated
     with the class of a resource. Pydantic models and dataclasses are arguments. What `Annotated` demands is validated;

@@ -95,6 +95,10 @@ class Events(_Stream, Iterator[Event]):
     Use it as an iterator, best in a `with` block. It ends after the last event: when the run is completed, waits for
     answers, or was stopped; if a node failed, its error is raised then. `run` is the run in each of these cases.
 
+    At most 1,000 events wait for the reader, in order; none is dropped. A run that is further ahead waits: a plain
+    function in `ctx.emit`, an LM between two tokens, every run before its next step. An async node does not wait in
+    `ctx.emit`. This time counts for the timeout of the node and for the budget.
+
     A reader that goes away stops the run: `close()`, the end of the `with` block, or a `break` or `return` out of the
     loop after which nothing refers to the stream any more. Nothing new starts, async nodes are cancelled, sync nodes
     are finished and committed, and the end of the run is written before this returns; only the cyclic garbage collector
@@ -355,7 +359,9 @@ class AsyncEvents(_Stream, AsyncIterator[Event]):
         `redact` hides is hidden in it. A run that could not begin, or whose store failed, has the status
         `"refused"`.
 
-        A response that is cancelled or closed, because its client has gone, stops the run.
+        A response that is cancelled or closed, because its client has gone, stops the run. Starlette only drops it if
+        the client goes while a chunk is sent: that run goes on until Python frees the response. A response without
+        `StreamEnded` was cut; its run is on the thread. `JSON.parse` rounds integers above 2**53.
 
         A browser's `EventSource` connects again when a response ends, which would start another run. So a page closes
         it at `StreamEnded`. For pages that do not, the first lines ask the browser to wait a day; such a request has

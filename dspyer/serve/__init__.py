@@ -29,6 +29,13 @@ def agui(
     the texts of the assistant as they are written, tool calls with their results, the state and how it changes, and
     the values of `ctx.emit`. What the program returns is the state that the client sees: `Graph(outputs=[...])`.
 
+    All open questions are answered in one request; an answer that is missing or does not fit is a `RUN_ERROR`, and the
+    questions stay open. With `"status": "cancelled"` for all of them the run is given up. `runId` is the key of the
+    run. If a run fails, the client may send the same answers again, which resumes it. By default the id of a user's
+    message begins with `client:` in a list of messages, so no client replaces one of the assistant. A body that is not
+    of the protocol gets the status 400, another content type than JSON 415. Events of graphs inside of nodes are left
+    out, but for the tokens of a text that the node writes and what they emit.
+
     Args:
         program: a compiled graph with a store.
         thread: gets the HTTP request and its body, and returns the name of the thread in the store, or the thread. The
@@ -81,12 +88,15 @@ def router(
     | `POST /{name}/answers` | `{id: answer}` | answers questions, and continues the run |
     | `POST /{name}/resume` | | continues a run that failed, crashed or was stopped |
     | `POST /{name}/stop` | | stops the run, in whatever process it is |
+    | `POST /{name}/messages` | `{text}`, `to` | sends a message to an agent, as `thread.send`; 202 with its number |
     | `GET /{name}` | | reads `status`, `outputs`, `questions`, `answers` and `error` of the last run |
     | `GET /` | | lists `names`, at most 1,000; `?after=` the last of these gives the next |
 
     A run is answered at its end by `{"status", "outputs", "questions", "error"}`, or with `Accept: text/event-stream`
     by its events as they happen, with tokens. `error` is what `errors.public` gives, `{"code", "status", "message"}`,
-    and the response has its status. A client that leaves stops its run.
+    and the response has its status. A client that leaves stops its run. All bodies are JSON, and another content type
+    gets 415, since pages of other sites can send those; set `SameSite` on the cookie of a login too. An answer comes
+    by the id of its question; given twice, it calls nothing. A user's name before that of a thread has no `/` in it.
 
     Args:
         program: a compiled graph with a store.

@@ -1,33 +1,28 @@
-"""The service of docs/old/background-runs.md behind a real server: runs continue without their requests."""
+"""The service of examples/background.py behind a real server: runs continue without their requests."""
 
 from __future__ import annotations
 
 import asyncio
-import re
+import runpy
 import threading
 from collections.abc import Iterator
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import httpx
 import pytest
 
-from dspyer import END, START, CompiledGraph, Graph, errors
+from dspyer import END, START, CompiledGraph, Graph
 from dspyer.testing import clock
 from tests.asgi_server import PATIENCE, served
 from tests.test_serving import ended
 
-PAGE = Path(__file__).parent.parent / "docs" / "old" / "background-runs.md"
+EXAMPLE = runpy.run_path(str(Path(__file__).parent.parent / "examples" / "background.py"))
 
 
 def app_of(program: CompiledGraph) -> Any:
-    """The app of the page over a program of the test's own."""
-    first, second = re.findall(r"```python\n(.*?)```", PAGE.read_text(), re.DOTALL)[:2]
-    module = ModuleType("background_page")
-    exec(first.partition("\ngraph = ")[0] + second, module.__dict__)
-    module.__dict__["program"] = program
-    return module.__dict__["app"]
+    """The app of the example over a program of the test's own."""
+    return EXAMPLE["service"](program)
 
 
 class Office:
@@ -87,7 +82,7 @@ def address(office: Office) -> Iterator[str]:
 
 def news(address: str, after: int = -1) -> tuple[str, list[str]]:
     found = httpx.get(f"{address}/letters/1", params={"after": after}, timeout=PATIENCE).json()
-    return found["status"], [commit["node"] for commit in found["commits"]]
+    return found["status"], found["steps"]
 
 
 def start(address: str, customer: str = "Ada") -> httpx.Response:
@@ -143,23 +138,19 @@ def test_a_failure_is_on_the_thread(office: Office, address: str) -> None:
     assert (news(address)[0], thread.error and thread.error.type) == ("failed", "ConnectionError")
 
 
-def test_the_job_for_what_is_due(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_job_for_what_is_due(tmp_path: Path) -> None:
     """Each thread goes on once, however often its job is delivered; what waits for a person stays."""
-    monkeypatch.chdir(tmp_path)
-    (recipe,) = re.findall(r"```python\n([^`]*?def each_minute.*?)\neach_minute\(\)", PAGE.read_text(), re.DOTALL)
+    store = str(tmp_path / "letters.db")
     graph = Graph(name="Letters").add_interrupt("ok", question="?", answer=bool, into="ok", expires=60, default=False)
     graph.add_interrupt("stamp", question="Has it a stamp?", answer=bool, into="stamped").add_path(
         START, "ok", "stamp", END
     )
-    module = ModuleType("due_page")
-    module.__dict__.update({"program": graph.compile(store="letters.db"), "errors": errors})
-    exec(recipe, module.__dict__)
-    page: Any = module
+    program = graph.compile(store=store)
     with clock() as time:
         for name in ("1", "2", "3"):
-            page.program.thread(name).run({})
+            program.thread(name).run({})
             time.advance(25)
-        page.each_minute()
-        assert page.queue == ["1"]
-        assert [page.advance(name) for name in ("1", "1", "2")] == ["interrupted", "done", "done"]
-        assert [question.key for question in page.program.thread("1").questions] == ["stamp"]
+        assert EXAMPLE["due"](store) == ["1"]
+        told = [EXAMPLE["advance"](program, store, name) for name in ("1", "1", "2")]
+        assert told == ["interrupted", "done", "done"]
+        assert [question.key for question in program.thread("1").questions] == ["stamp"]
