@@ -118,7 +118,7 @@ def namespace(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch, s
     return module
 
 
-SLOW = {"optimizing": "five optimizers", "search": "three searches", "tuning": "two optimizers"}
+SLOW = {"optimizing": "five optimizers", "tuning": "two optimizers"}
 WITH_CODE = [
     pytest.param(page, marks=[pytest.mark.slow(SLOW[page.stem])] * (page.parent.name == "guides"))
     if page.stem in SLOW
