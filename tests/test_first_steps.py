@@ -188,6 +188,10 @@ MISTAKES: dict[str, tuple[Callable[[], Any], str]] = {
         lambda: cast(Any, of(takes_s).run({"s": {"n": 1}})).n,
         r"'Run' object has no attribute 'n': a field of the state is read as run.state\['n'\]",
     ),
+    "a misspelt attribute of a run": (
+        lambda: cast(Any, of(takes_s).run({"s": {"n": 1}})).failure,
+        r"read as run.state\['failure'\]. Did you mean 'failures'\?$",
+    ),
     "tokens of a run": (
         lambda: cast(Any, of(takes_s).run({"s": {"n": 1}})).tokens(),
         r"'Run' object has no attribute 'tokens': what views save is run.view_tokens\(\), and run.usage is per model$",

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 import dspy
 
 from dspyer import display
-from dspyer.errors import Interrupted, StoreError, shows_removed
+from dspyer.errors import Interrupted, StoreError, shows_removed, suggestion
 from dspyer.events import Answer, Asked, BranchPath, Commit, Committed, Event, LMCall, MergedConflict, Posted, Question
 from dspyer.failure import Failure
 from dspyer.ids import commit_name, full_id, outermost_execution, prefix_at
@@ -888,9 +888,12 @@ class Run:
     if not TYPE_CHECKING:  # with it, a type checker would accept every attribute
 
         def __getattr__(self, name: str) -> NoReturn:
-            hint = f": a field of the state is read as run.state[{name!r}]" if not name.startswith("_") else ""
+            hint = ""
             if name == "tokens":
                 hint = ": what views save is run.view_tokens(), and run.usage is per model"
+            elif not name.startswith("_"):
+                near = suggestion(name, (known for known in dir(self) if not known.startswith("_")), 0.8)
+                hint = f": a field of the state is read as run.state[{name!r}]{near and '.'}{near}"
             raise AttributeError(f"'Run' object has no attribute {name!r}{hint}")
 
     def __repr__(self) -> str:
