@@ -80,12 +80,14 @@ test-faults: $(READY)
 lint: $(READY)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
+	$(BIN)/python docs/build/check_pages.py
 
 types: $(READY)
 	$(BIN)/mypy
 
-docs: $(READY)
+docs: $(READY) browser
 	$(BIN)/mkdocs build --strict
+	$(BIN)/python -m pytest -q tests/built_site.py
 	@echo "the site is in site/index.html"
 
 docs-serve: $(READY)

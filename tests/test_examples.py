@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 from tests.children import server_address, use_server
-from tests.test_docs_examples import shown_of_programs
+from tests.pages import shown_of_programs
 
 EXAMPLES = Path(__file__).parent.parent / "examples"
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests.cli.conftest import Command
-from tests.test_docs_examples import FENCE, ROOT, blocks
+from tests.pages import FENCE, ROOT, blocks
 
 GUIDE = ROOT / "docs" / "command-line.md"
 

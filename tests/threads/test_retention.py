@@ -12,7 +12,7 @@ import pytest
 from dspyer import END, START, Archive, CompiledGraph, Context, Graph, Run
 from dspyer.stores import Memory, Store
 from dspyer.stores.base import Change, Owner
-from tests.test_docs_examples import ROOT, blocks
+from tests.pages import ROOT, blocks
 
 PAGE = ROOT / "docs" / "guides" / "batches.md"
 
