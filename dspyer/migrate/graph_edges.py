@@ -300,7 +300,7 @@ def _note_questions(builder: Any, targets: Targets, findings: Findings, inside: 
     if asking:
         key = f"{targets.names[asking[0]]}-0"
         findings.note(
-            f"{list_names(asking)}{inside} calls interrupt(): answer by resume({{{key!r}: ...}}), where 0 counts the "
+            f"{list_names(asking)}{inside} {'call' if asking[1:] else 'calls'} interrupt(): answer by resume({{{key!r}: ...}}), where 0 counts the "
             "questions of the node, which runs again from its start, as in LangGraph; in a graph of dspyer, "
             "add_interrupt(...) asks without a second run"
         )
