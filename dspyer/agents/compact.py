@@ -15,8 +15,6 @@ import dspy
 
 from dspyer import ImmutableState
 from dspyer.agents.conversation import (
-    COVERS,
-    MESSAGES,
     MODE,
     SUBMIT,
     Rendering,
@@ -43,6 +41,8 @@ from dspyer.extend import (
     is_whole_number,
     text_of,
 )
+from dspyer.message_list import COVERS
+from dspyer.messages import MESSAGES
 
 COMPACT = "compact"
 """The name of the node that writes summaries."""
