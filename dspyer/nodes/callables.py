@@ -304,9 +304,7 @@ class _Search:
 
     def function(self, fn: FunctionType, inside: str) -> Iterator[Found]:
         self.functions.append(fn)
-        names = fn.__code__.co_varnames
-        defaults = dict(zip(reversed(names[: fn.__code__.co_argcount]), reversed(fn.__defaults__ or ()), strict=False))
-        for name, value in {**defaults, **(fn.__kwdefaults__ or {})}.items():
+        for name, value in defaults_of(fn).items():
             yield from self.value(name, value, f"a default{inside}")
         for name, value in used_objects(fn).items():
             enclosed = name.partition(".")[0] in fn.__code__.co_freevars
@@ -334,6 +332,12 @@ class _Search:
                     yield (f"{name}[{key!r}]", place), item
         elif isinstance(value, (partial, MethodType)):
             yield from self.visit(value)
+
+
+def defaults_of(fn: FunctionType) -> dict[str, Any]:
+    """The default values of a function by parameter."""
+    positional, values = fn.__code__.co_varnames[: fn.__code__.co_argcount], fn.__defaults__ or ()
+    return {**dict(zip(reversed(positional), reversed(values), strict=False)), **(fn.__kwdefaults__ or {})}
 
 
 def used_objects(fn: FunctionType) -> dict[str, Any]:
