@@ -76,7 +76,7 @@ NOT_YET: dict[str, str] = {
     "runtime.drivers": "OPENTELEMETRY UNTRACED continued_trace span_layers",
     "search.search_graph": "is_record is_value_class modules_in name_map named_classes",
     "search.trial": (
-        "Item MISSING MapOptions Within build_module build_subgraph each_update fits function_finder in_rollout "
+        "Item MISSING MapOptions Within build_module each_update fits function_finder in_rollout "
         "resets results_of shown_type step_count take_steps"
     ),
     "serve.agui_events": "Redactor Session THOUGHT last_of_refusal last_of_run redacted",
