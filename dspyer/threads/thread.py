@@ -826,7 +826,8 @@ class Thread:
                 known id replaces the one that has it, and `remove(id)` removes one.
             as_node: corrects what this node has written, and makes it the author. If its edges lead to END alone, or it
                 has ended the last run by a `Command`, the run is completed at once; else the next `resume()` continues
-                along them, and asks its routers. An open run is abandoned.
+                along them, and asks its routers. An open run is abandoned. The node before a fork can be corrected
+                until a branch has committed.
 
         Returns:
             The commit; its author is `"update"`, or the node.
