@@ -21,7 +21,6 @@ from dspyer.extend import Event, freeze, outermost_execution
 from dspyer.failure import Failure
 from dspyer.patch import encode_update
 from dspyer.record import Record, RecordStep
-from dspyer.record.items import ITEMS, maps_of
 from dspyer.record_codec import changed, encode
 from dspyer.values import json as encoding
 
@@ -103,7 +102,7 @@ class RunAnswers:
             "answers": [one.to_dict() for one in record.answers()],
             "messages": record.messages(),
             "failures": [failure.to_dict() for failure in record.failures],
-            "maps": [one.to_dict() for one in maps_of(record)],
+            "maps": [one.to_dict() for one in record.maps()],
             "count": info["steps"],
         }
 
@@ -203,7 +202,7 @@ class RunAnswers:
                 "failure": None if step.failure is None else str(step.failure),
             }
             for step in self.record.steps
-            if step.kind in ITEMS
+            if step.kind in ("item", "trial")
         ]
 
     def _own(self) -> list[RecordStep]:
