@@ -7,9 +7,7 @@ where the two differ, with dspyer's outcome and the reason; `refused_graphs.py` 
 from __future__ import annotations
 
 import copy
-import importlib.util
 import logging
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -22,6 +20,7 @@ from langgraph.types import Command, interrupt
 from dspyer import errors, testing
 from dspyer.events import Emitted
 from dspyer.migrate import explain_langgraph, from_langgraph, langgraph_inputs
+from tests.children import run_python
 from tests.log.processes import end_of, fork
 from tests.migrate import flow_graphs, service_graphs, state_graphs
 from tests.migrate.cases import Case, Seen, run_dspyer, run_langgraph
@@ -176,8 +175,13 @@ def test_a_router_that_is_not_retried_is_noted() -> None:
     assert [note for note in notes if note.startswith("the retry policy of 'a' holds for the node")]
 
 
-def test_without_langgraph_the_error_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
-    monkeypatch.delitem(sys.modules, "dspyer.migrate")
-    with pytest.raises(ImportError, match=r"pip install 'langgraph>=1.2,<1.3'"):
-        importlib.import_module("dspyer.migrate")
+def test_without_langgraph_the_error_says_what_to_install() -> None:
+    source = """
+import sys
+sys.modules.update({"langgraph": None, "langchain_core": None})  # as where neither is installed
+try:
+    import dspyer.migrate
+except ImportError as error:
+    print(error)
+"""
+    assert run_python(source, check=True).stdout.endswith(": pip install 'langgraph>=1.2,<1.3'\n")
