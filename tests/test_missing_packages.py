@@ -1,4 +1,4 @@
-"""What needs a package that is not installed names it: an extra of this project cannot be asked of the package index."""
+"""What needs a package that is not installed names it: the index knows no extra of this project."""
 
 from __future__ import annotations
 
