@@ -21,7 +21,17 @@ import dspy
 from dspyer import DELETE, END, ImmutableState
 from dspyer.agents.arrivals import POSTED
 from dspyer.agents.compact import current_mode, text_shown
-from dspyer.agents.conversation import MODE, Shown, last_turn, since_task, text_input_of, uncovered
+from dspyer.agents.conversation import (
+    MESSAGES,
+    MODE,
+    PROBLEMS,
+    TURN,
+    Shown,
+    last_turn,
+    since_task,
+    text_input_of,
+    uncovered,
+)
 from dspyer.agents.settle import BEGIN, SETTLE, is_written_to
 from dspyer.agents.tools import AgentPlan
 from dspyer.errors import suggestion
@@ -43,8 +53,7 @@ from dspyer.extend import (
     thaw,
 )
 from dspyer.lm.tracing import set_apart
-from dspyer.message_list import TURN
-from dspyer.messages import MESSAGES, PROBLEMS, SENT
+from dspyer.messages import SENT
 from dspyer.nodes.callables import giving
 from dspyer.nodes.check import (
     FinderNode,

@@ -12,13 +12,13 @@ from contextlib import suppress
 from typing import Any, NamedTuple
 
 from dspyer import Context, ImmutableState
-from dspyer.agents.conversation import NEW
+from dspyer.agents.conversation import MESSAGES, NEW
 from dspyer.agents.tool_node import ToolSpec
 from dspyer.agents.tools import tool
 from dspyer.extend import Call, FrozenDict, FrozenList, freeze, text_of, thaw
 from dspyer.layers.inbox import Inbox
 from dspyer.layers.live import LivePosts
-from dspyer.messages import MESSAGES, SENT
+from dspyer.messages import SENT
 
 SEEN = "seen"
 """The field that says how far an agent has read the posts to each field: the run that has the field, and the number."""

@@ -15,6 +15,8 @@ import dspy
 
 from dspyer import ImmutableState
 from dspyer.agents.conversation import (
+    COVERS,
+    MESSAGES,
     MODE,
     SUBMIT,
     Rendering,
@@ -41,8 +43,6 @@ from dspyer.extend import (
     is_whole_number,
     text_of,
 )
-from dspyer.message_list import COVERS
-from dspyer.messages import MESSAGES
 
 COMPACT = "compact"
 """The name of the node that writes summaries."""

@@ -49,8 +49,15 @@ from dspyer.extend import (
 )
 from dspyer.hints import without_none
 from dspyer.lm.not_public import CUSTOM_TYPE_END_IDENTIFIER, CUSTOM_TYPE_START_IDENTIFIER, serialize_for_json
-from dspyer.message_list import COVERS, TURN, check_chat
-from dspyer.messages import ARGS, FORCED, MESSAGES, PROBLEMS, places_of_results, text_by_name
+from dspyer.message_list import COVERS as COVERS
+from dspyer.message_list import TURN as TURN
+from dspyer.message_list import check_chat
+from dspyer.messages import ARGS as ARGS
+from dspyer.messages import FORCED as FORCED
+from dspyer.messages import HANDOFFS as HANDOFFS
+from dspyer.messages import MESSAGES as MESSAGES
+from dspyer.messages import PROBLEMS as PROBLEMS
+from dspyer.messages import places_of_results, text_by_name
 from dspyer.views import CUTS
 
 SUBMIT = "submit"

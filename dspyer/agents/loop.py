@@ -16,7 +16,18 @@ from dspyer import START, Command, Conversations, Graph, Messages, View, reducer
 from dspyer.agents.agent_check import build_agent_check
 from dspyer.agents.arrivals import SEEN
 from dspyer.agents.compact import COMPACT, Compact, build_compact
-from dspyer.agents.conversation import CONTEXT, HAND_OFF, MAX_RESULT, MODE, READ_RESULT, SUBMIT, AgentPart
+from dspyer.agents.conversation import (
+    CONTEXT,
+    HAND_OFF,
+    HANDOFFS,
+    MAX_RESULT,
+    MESSAGES,
+    MODE,
+    PROBLEMS,
+    READ_RESULT,
+    SUBMIT,
+    AgentPart,
+)
 from dspyer.agents.mode import build_mode
 from dspyer.agents.settle import (
     BEGIN,
@@ -32,7 +43,6 @@ from dspyer.agents.tools import AgentOptions, AgentPlan, AnyTool, Check, Mode, S
 from dspyer.errors import GraphError, brief, list_names, suggestion
 from dspyer.extend import Schema, flag_problems, is_program, is_whole_number, read_signature
 from dspyer.graph.builder import compiled
-from dspyer.messages import HANDOFFS, MESSAGES, PROBLEMS
 from dspyer.nodes.callables import literals, members
 from dspyer.policies import Policies
 

@@ -18,8 +18,11 @@ from dspyer import ImmutableState, Retry, Send
 from dspyer.agents.arrivals import SEEN, arrivals
 from dspyer.agents.conversation import (
     CONTEXT,
+    FORCED,
+    MESSAGES,
     SUBMIT,
     THOUGHT,
+    TURN,
     Rendering,
     Shown,
     TurnPrompt,
@@ -49,8 +52,7 @@ from dspyer.extend import (
 )
 from dspyer.lm.not_public import TRACE
 from dspyer.lm.tracing import set_steps_apart, step_count
-from dspyer.message_list import TURN
-from dspyer.messages import FORCED, MESSAGES, warning_message
+from dspyer.messages import warning_message
 from dspyer.nodes.binding import Filler, warning_of
 from dspyer.templates import fill_text, is_template, names_in
 from dspyer.values.json import with_valid_text

@@ -19,8 +19,12 @@ from dspyer import DELETE, END, ImmutableState
 from dspyer.agents.arrivals import unread_messages
 from dspyer.agents.compact import PlannedModes, current_mode, plan_modes
 from dspyer.agents.conversation import (
+    ARGS,
     HAND_OFF,
+    HANDOFFS,
+    MESSAGES,
     MODE,
+    PROBLEMS,
     READ_RESULT,
     SUBMIT,
     BoundFunction,
@@ -52,7 +56,6 @@ from dspyer.extend import (
     text_of,
     thaw,
 )
-from dspyer.messages import ARGS, HANDOFFS, MESSAGES, PROBLEMS
 from dspyer.policies import first_write_wins
 from dspyer.scheduler.join import value_in
 

@@ -15,7 +15,7 @@ import dspy
 from dspy import Tool as ModelTool
 
 from dspyer import DELETE, Command, Replace, reducers
-from dspyer.agents.conversation import MODE, last_turn
+from dspyer.agents.conversation import MESSAGES, MODE, last_turn
 from dspyer.errors import list_names
 from dspyer.extend import (
     Built,
@@ -34,7 +34,7 @@ from dspyer.extend import (
     thaw,
 )
 from dspyer.lm.not_public import serialize_for_json
-from dspyer.messages import MESSAGES, messages_in
+from dspyer.messages import messages_in
 from dspyer.nodes.binding import BoundNode
 from dspyer.nodes.module import SubgraphNode, plan_inputs, selected, values_of_prediction
 from dspyer.nodes.steps import TwoWays, program_step

@@ -30,7 +30,7 @@ from pydantic.config import JsonDict
 from pydantic.dataclasses import dataclass as pydantic_dataclass
 
 from dspyer import Command, Fill, Retry, View, register_value_type
-from dspyer.agents.conversation import BoundFunction, plan_function, tool_message
+from dspyer.agents.conversation import ARGS, HANDOFFS, MESSAGES, PROBLEMS, BoundFunction, plan_function, tool_message
 from dspyer.agents.tool_action import (
     FunctionAction,
     ModuleAction,
@@ -79,7 +79,6 @@ from dspyer.extend import (
 )
 from dspyer.lm.source import modules_text, source_class
 from dspyer.lm.tracing import reject_steps, step_count, steps_since
-from dspyer.messages import ARGS, HANDOFFS, MESSAGES, PROBLEMS
 from dspyer.nodes.attempt import RESERVED_KEYS
 from dspyer.nodes.callables import giving
 from dspyer.nodes.check import asks_module, build_finder, found_problems, problem_texts
