@@ -42,7 +42,7 @@ from dspyer.errors import (
     retries_of_lm,
     with_article,
 )
-from dspyer.extend import arun_script, is_number, is_whole_number, run_script
+from dspyer.extend import TwoWays, arun_script, is_number, is_whole_number, run_script
 from dspyer.layers.attempts import retry_after
 from dspyer.lm.not_public import (
     CLIENT_KEYS,
@@ -58,7 +58,6 @@ from dspyer.lm.not_public import (
 )
 from dspyer.lm.tap import FALLBACK, responses_asked, token_counts
 from dspyer.lms.gate import Gate, RateLimits, Sleep, raise_if_over
-from dspyer.nodes.steps import TwoWays
 from dspyer.views import estimate_tokens
 
 _log = logging.getLogger("dspyer.lms")

@@ -25,7 +25,7 @@ from langchain_core.runnables import Runnable
 from langgraph.pregel.protocol import PregelProtocol
 
 from dspyer.migrate.internals import RunnableCallable
-from dspyer.nodes.callables import attributes_of, code_objects, defaults_of, own_call, used_objects
+from dspyer.nodes.callables import attributes_of, code_objects, own_call, used_objects
 
 _DEPTH: Final = 2
 _MOST_ITEMS: Final = 100  # of a container: models and tools are few, and data is not read
@@ -158,7 +158,7 @@ class _CodeSearch:
         if own:
             self.functions.append(fn)
         named = {name for code in code_objects(fn.__code__) for name in code.co_names}
-        used = {**used_objects(fn), **defaults_of(fn)}
+        used = used_objects(fn, defaults=True)
         used.update(_named_attributes(owner, named, "self") if owner is not None else ())
         for name, value in list(used.items()):
             if not is_a(value, (FunctionType, ModuleType, type, Runnable, dspy.Module)):

@@ -41,7 +41,7 @@ from dspyer.errors import (
     list_names,
 )
 from dspyer.events import NodeFailed
-from dspyer.extend import Schema, arun_script, run_script, thaw
+from dspyer.extend import Schema, TwoWays, arun_script, run_script, thaw
 from dspyer.graph.spec import attribute_problems, check_name
 from dspyer.layers.attempts import accepts
 from dspyer.log.execution_records import RecordKey
@@ -50,7 +50,6 @@ from dspyer.migrate.internals import ParentCommand, Questions, managed_value, no
 from dspyer.migrate.unsupported import LEAVES_BY_COMMAND, Findings
 from dspyer.nodes.binding import find_resource, value_of_run
 from dspyer.nodes.node import SENT, Goto
-from dspyer.nodes.steps import TwoWays
 from dspyer.schema.fields import refusal_text
 
 # The names to which LangGraph's code goes, as targets of dspyer.

@@ -340,8 +340,11 @@ def defaults_of(fn: FunctionType) -> dict[str, Any]:
     return {**dict(zip(reversed(positional), reversed(values), strict=False)), **(fn.__kwdefaults__ or {})}
 
 
-def used_objects(fn: FunctionType) -> dict[str, Any]:
-    """The globals and closure cells that a function's code uses, and attributes of modules and objects among them."""
+def used_objects(fn: FunctionType, *, defaults: bool = False) -> dict[str, Any]:
+    """The globals and closure cells that a function's code uses, and attributes of modules and objects among them.
+
+    With `defaults`, also the default values of its parameters.
+    """
     loaded, attributes = names_of(fn.__code__)
     found = {name: fn.__globals__[name] for name in loaded if name in fn.__globals__}
     for name, cell in zip(fn.__code__.co_freevars, fn.__closure__ or (), strict=False):
@@ -354,7 +357,7 @@ def used_objects(fn: FunctionType) -> dict[str, Any]:
         if not issubclass(type(value), (FunctionType, dspy.Module)):
             owned = attributes_of(value)
             found.update({f"{name}.{key}": owned[key] for key in sorted(attributes & set(owned))})
-    return found
+    return {**found, **defaults_of(fn)} if defaults else found
 
 
 @lru_cache(maxsize=1024)
