@@ -20,7 +20,6 @@ from langgraph.types import Command, interrupt
 from dspyer import errors, testing
 from dspyer.events import Emitted
 from dspyer.migrate import explain_langgraph, from_langgraph, langgraph_inputs
-from tests.children import run_python
 from tests.log.processes import end_of, fork
 from tests.migrate import flow_graphs, service_graphs, state_graphs
 from tests.migrate.cases import Case, Seen, run_dspyer, run_langgraph
@@ -173,15 +172,3 @@ def test_what_was_inferred_is_noted_and_logged_once(caplog: pytest.LogCaptureFix
 def test_a_router_that_is_not_retried_is_noted() -> None:
     notes = explain_langgraph(service_graphs.a_router_that_fails_under_a_retry(Seen())).notes
     assert [note for note in notes if note.startswith("the retry policy of 'a' holds for the node")]
-
-
-def test_without_langgraph_the_error_says_what_to_install() -> None:
-    source = """
-import sys
-sys.modules.update({"langgraph": None, "langchain_core": None})  # as where neither is installed
-try:
-    import dspyer.migrate
-except ImportError as error:
-    print(error)
-"""
-    assert run_python(source, check=True).stdout.endswith(": pip install 'langgraph>=1.2,<1.3'\n")
