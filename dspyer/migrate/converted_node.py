@@ -499,7 +499,7 @@ class ConvertedNode:
         return call.reply()
 
     async def _awaited(self, value: object, config: Any) -> Any:
-        """What the code gives in async code, for as long as an attempt may take."""
+        """Call the code in async code, for as long as an attempt may take."""
         result, seconds = self.runnable.ainvoke(value, config), self.timeout
         if seconds is None:
             return await result
