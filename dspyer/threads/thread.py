@@ -947,7 +947,8 @@ class Thread:
     def export(self, path: str | os.PathLike[str]) -> str:
         """Writes the thread to a file of JSON lines (runs, rows, large values), and returns the digest of the lines.
 
-        The file is a copy of what is stored, which `load` reads: also of what `compile(redact=...)` hides elsewhere.
+        The file is a copy of what is stored, which `load` reads: also of what `compile(redact=...)` hides elsewhere,
+        and in plain text if the store is encrypted.
 
         Args:
             path: the file; it is replaced.
