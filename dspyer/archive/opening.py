@@ -9,10 +9,12 @@ from dspyer.errors import StoreError
 from dspyer.log.journal import CheckedStore
 from dspyer.stores import Store, open_store
 from dspyer.stores.base import RunQuery
-from dspyer.stores.content import ENCRYPTED_MARK
 
 Key = str | bytes
 Keys = Key | Sequence[Key] | None
+
+ENCRYPTED_MARK = b"\x00sealed1"
+"""The first bytes of an encrypted content; `dspyer.stores.encrypted` needs an extra, and is imported only for it."""
 
 
 def open_for_reading(store: Store | str | os.PathLike[str], key: Keys) -> Store:
