@@ -165,6 +165,14 @@ MISTAKES: dict[str, tuple[Callable[[], Any], str]] = {
         lambda: Graph().add_node(takes_s).add_edge(START, cast(Any, takes_s)),
         r"add the function with add_node\(takes_s\) and write 'takes_s' here",
     ),
+    "a router after two nodes": (
+        lambda: Graph().add_conditional_edges(cast(Any, ["a", "b"]), "s", {"x": "c"}),
+        "a router follows one node, not 'a', 'b': lead them to one node, and add it there",
+    ),
+    "a router after a function": (
+        lambda: Graph().add_node(takes_s).add_conditional_edges(cast(Any, takes_s), "s", {"x": "c"}),
+        r"add the function with add_node\(takes_s\) and write 'takes_s' here",
+    ),
     "modules in a list": (
         lambda: (
             Graph()

@@ -21,8 +21,11 @@ from collections.abc import Callable, Collection, Iterable, Sequence
 from functools import partial
 from typing import Any
 
-from cryptography.exceptions import InvalidTag
-from cryptography.hazmat.primitives.ciphers.aead import AESSIV
+try:
+    from cryptography.exceptions import InvalidTag
+    from cryptography.hazmat.primitives.ciphers.aead import AESSIV
+except ImportError as error:
+    raise ImportError("an encrypted store needs cryptography: pip install cryptography") from error
 
 from dspyer.errors import StoreError
 from dspyer.stores.address import open_store

@@ -504,7 +504,7 @@ class Thread:
             ...     t.items("half").results)
             ('failed', 'half: 2 of 3 items, 1 failed', {0: 6, 1: 3})
         """
-        return self._records.items(node, run)
+        return self._records.record(run).items(node)
 
     def stats(self) -> display.Stats:
         """The reliability of each node, over all runs, as `run.stats()`. Reads the whole history.
@@ -826,7 +826,8 @@ class Thread:
                 known id replaces the one that has it, and `remove(id)` removes one.
             as_node: corrects what this node has written, and makes it the author. If its edges lead to END alone, or it
                 has ended the last run by a `Command`, the run is completed at once; else the next `resume()` continues
-                along them, and asks its routers. An open run is abandoned.
+                along them, and asks its routers. An open run is abandoned. The node before a fork can be corrected
+                until a branch has committed.
 
         Returns:
             The commit; its author is `"update"`, or the node.
