@@ -280,12 +280,13 @@ def explain(graph: GraphSpec) -> str:
     if graph.keep is None or graph.keep:
         lasting = "every field" if graph.keep is None else ", ".join(sorted(graph.keep))
         lines.append(f"  lasts over the runs of a thread: {lasting}")
-    labels = _joined(_router_labels(graph))  # by source and target
+    given, bare = _joined(_router_labels(graph)), {"True", "False", "None"}  # by source and target; these are no texts
+    labels = {edge: label if bare.issuperset(label.split(", ")) else repr(label) for edge, label in given.items()}
     for name in (START, *graph.nodes):
         node = graph.nodes.get(name)
         facts = [] if node is None else [f"reads {_fields(node.reads)}", f"writes {_fields(node.writes)}"]
-        shown = [(target, labels.get((name, target))) for target in topology.own_targets(name)]
-        facts.append("-> " + ", ".join(_target(graph, name, one, repr(label) if label else "") for one, label in shown))
+        targets = [_target(graph, name, one, labels.get((name, one), "")) for one in topology.own_targets(name)]
+        facts.append(f"-> {', '.join(targets)}")
         # From the inside out, as what happens to a call is read: a timeout, then the retry of it.
         each = " per item" if node is not None and node.mapped is not None else ""
         facts += [
@@ -558,7 +559,7 @@ class GraphSpec:
     @property
     def of_around(self) -> frozenset[str]:
         """The fields that a graph around it may give besides its inputs: both may have live fields in common."""
-        return self.also.union(self.topology.schema.live_fields)
+        return self.also.union(self.topology.schema.live_fields).difference(self.inputs)
 
     def lm_call_log(self) -> LMCallLog | None:
         """The log of the LM calls of a stored run; None if they are not recorded."""

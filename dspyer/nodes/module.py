@@ -207,7 +207,7 @@ def plan_inputs(found: ModuleIO, options: NodeOptions, wrong: Flaws, copy: bool 
     With `copy` it gets plain copies, as a module must; a graph gets frozen values.
     """
     any_name = "**" in found.extras
-    own = None if any_name else (*found.inputs, *found.extras)
+    own = None if any_name else dict.fromkeys((*found.inputs, *found.extras))
     reads, schema, who = options.reads, options.schema, wrong.who
     if reads is not None:
         wrong.problems += check_names(reads, "reads", who, own=own, schema=schema, overlay=options.not_fields)
