@@ -88,10 +88,23 @@ REMOVED: dict[str, str] = {
 """Names of the past, and what to write in their place: `"Class.method(option=)"`, `"Class.member"`, `"module.name"`."""
 
 
+OF_LANGGRAPH: dict[str, str] = {
+    "Graph.compile(checkpointer=)": "compile(store='runs.db')",
+    "Graph.compile(recursion_limit=)": "compile(max_steps=...)",
+    "Thread.invoke": "thread.run({...}), or thread.resume() for a run that has not ended",
+    "Thread.get_state": "thread.state",
+    "Thread.get_state_history": "thread.history()",
+    "Thread.update_state": "thread.update({...}), or thread.copy(to=..., at=..., patch={...})",
+}
+"""Names that LangGraph has where dspyer has another one, in the same form."""
+
+
 def removed(owner: str, name: str) -> str:
-    """The text about a name that an object or module does not have any more; "" if it never had it."""
-    line = REMOVED.get(f"{owner}.{name}")
-    return "" if line is None else f"{owner}.{name} was removed: write {line}"
+    """The text about a name that an object or module has no more, or has in LangGraph; "" for others."""
+    known = f"{owner}.{name}"
+    if known in OF_LANGGRAPH:
+        return f"{known} is a name of LangGraph: write {OF_LANGGRAPH[known]}"
+    return f"{known} was removed: write {REMOVED[known]}" if known in REMOVED else ""
 
 
 def refuses_removed(owner: str) -> Callable[[Callable[_P, _T]], Callable[_P, _T]]:

@@ -14,6 +14,7 @@ from dspyer.budget import Budget
 from dspyer.errors import refuses_removed, shows_removed
 from dspyer.events import Answer, Commit, LMCall, Question, Sent
 from dspyer.failure import Failure
+from dspyer.graph.spec import takes_one_dict
 from dspyer.log.execution_records import totals_at
 from dspyer.log.rows import total_cost
 from dspyer.log.time_travel import Moment, failures_in, last_end, open_questions, status_of, thread_bounds
@@ -63,6 +64,7 @@ class Thread:
     # --- run
 
     @refuses_removed("Thread")
+    @takes_one_dict
     def run(
         self,
         inputs: Mapping[str, Any],
@@ -205,10 +207,9 @@ class Thread:
             >>> graph = Graph().add_node("greet", lambda name: {
             ...     "text": f"Hello {name}"}).add_path(START, "greet", END)
             >>> t = graph.compile(store=":memory:").thread("t-42")
-            >>> async def names():
-            ...     return [type(event).__name__ async
-            ...         for event in t.astream({"name": "Ada"})]
-            >>> asyncio.run(names())[-1]
+            >>> async def names(events):
+            ...     return [type(event).__name__ async for event in events]
+            >>> asyncio.run(names(t.astream({"name": "Ada"})))[-1]
             'RunEnded'
         """
         request = new_request(resources, live, budget, tokens, reads)
@@ -251,8 +252,7 @@ class Thread:
 
         Example:
             >>> from dspyer import END, START, Graph
-            >>> graph = Graph().add_interrupt("ok", question="Send it?", answer=bool,
-            ...     into="sent")
+            >>> graph = Graph().add_interrupt("ok", question="Send?", into="sent")
             >>> t = graph.add_path(START, "ok", END).compile(store=":memory:").thread(
             ...     "t-42")
             >>> t.run({}).status, t.resume({"ok": True}).state["sent"]
