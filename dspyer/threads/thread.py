@@ -914,7 +914,7 @@ class Thread:
         """Writes the thread to a file of JSON lines (runs, rows, large values), and returns the digest of the lines.
 
         A file that is there is replaced. It is a copy of what is stored, which `load` reads: also of what
-        `compile(redact=...)` hides elsewhere.
+        `compile(redact=...)` hides elsewhere, and in plain text if the store is encrypted.
 
         Raises:
             ThreadError: if there is no such thread.
