@@ -353,7 +353,6 @@ def _mention_pattern(value: str) -> str:
 # --- free texts: sentences of the inputs, and instructions made from the examples in a prompt
 
 Example = tuple[tuple[str, str], ...]  # (field, value) pairs
-WordLists = dict[str, dict[str, list[str]]]  # field -> value -> words that are typical of the value
 
 _INSTRUCTION = re.compile(r"instruction|rules?$|advice|guideline", re.IGNORECASE)
 _LEADS = (
@@ -392,24 +391,17 @@ def write_instruction(prompt: Prompt, seed: str = "") -> str:
     base = next((prompt.inputs[name] for name in _CURRENT if name in prompt.inputs), "")
     lead = _LEADS[int(hash_fraction(f"lead|{seed}") * len(_LEADS))]
     keep = _LEARNED + int(hash_fraction(f"keep|{seed}") * 5) - 2
-    learned = characteristic_words(list(examples_in(prompt)), keep)
-    lists = [
-        f'- {field} "{value}": {", ".join(found)}.'
-        for field, values in learned.items()
-        for value, found in values.items()
-    ]
     words_of: dict[str, dict[str, None]] = {}  # by the beginning of a line; a round adds words to those of earlier ones
-    for line in [*base.splitlines(), *([] if lead in base else [lead]), *lists]:
+    for line in [*base.splitlines(), *([] if lead in base else [lead]), *list_lines([*examples_in(prompt)], keep)]:
         begin, is_list, found = line.partition('": ')
         known = words_of.setdefault(begin + is_list, {})
         known.update(dict.fromkeys(found.removesuffix(".").split(", ") if is_list else ()))
     return "\n".join([f"{begin}{', '.join(known)}{'.' if known else ''}" for begin, known in words_of.items()])
 
 
-def characteristic_words(examples: Sequence[Example], keep: int) -> WordLists:
-    """The words that are typical of each value of the label fields of some examples, at most `keep` per value."""
+def list_lines(examples: Sequence[Example], keep: int) -> Iterator[str]:
+    """Lines with the words that are typical of each value of the label fields of some examples, at most `keep` each."""
     labels = _label_fields(examples)
-    result: WordLists = {}
     for field in labels:
         counts_by_value: dict[str, Counter[str]] = {}
         for example in examples:
@@ -419,8 +411,7 @@ def characteristic_words(examples: Sequence[Example], keep: int) -> WordLists:
                 counts_by_value.setdefault(value, Counter()).update(set(content_words(text)))
         for value, found in _distinctive_words(counts_by_value, keep).items():
             if found:
-                result.setdefault(field, {})[value] = found
-    return result
+                yield f'- {field} "{value}": {", ".join(found)}.'
 
 
 def _distinctive_words(counts_by_value: Mapping[str, Counter[str]], keep: int) -> dict[str, list[str]]:
