@@ -197,7 +197,7 @@ def _field_problems(plan: AgentPlan) -> Iterator[str]:
         yield "the signature has no output that the agent could submit"
     for name in () if given.schema is None else given.schema.model_fields:
         if name in task.fields:
-            yield f"{name!r} is a field of the signature and of the schema: leave it out of the schema"
+            yield f"{name!r} is a field of the signature and of the schema: leave it out of one (of the former if Kept)"
         elif name in own and name != PROBLEMS:
             yield f"{name!r} cannot be a field of the schema: the agent has a field of this name"
 
@@ -309,8 +309,8 @@ def tool_loop(
             always shown.
         config: settings of the LM, such as the temperature.
         lm: the LM of the agent; None for the one that is configured.
-        schema: a model of further fields of the state, for the tools. Those declared
-            `Kept[...]` last over the runs of a thread.
+        schema: a model of further fields of the state, for the tools. They are inputs too; those declared
+            `Kept[...]` last over the runs of a thread. Braces in the instructions, `{field}`, show one to the model.
         check: finds problems in the outputs: a function of fields that returns a list of problems, a pydantic model
             that validates the fields of its names, or a module or program with an output `problems: list[str]`; or
             True, which asks the agent's own predictor for problems; no optimizer sees that question. The problems
