@@ -70,6 +70,7 @@ REMOVED: dict[str, str] = {
     "GEPAStats.nodes": "gepa.stats.predictors, by the full names of the predictors",
     "Culprits.notes": "culprits(program, example, metric).texts, by who is responsible",
     "Commit.size": "commit.sizes, of the fields with a limit, or state.sizes()",
+    **{f"{n}.counts": f"{n.lower()}.stats().nodes['name'].visits, .lm_calls" for n in ("Run", "Thread")},
     "Run.lanes": "run.report(), or the page of dspyer inspect",
     "Run.timeline": "run.report(), or the page of dspyer inspect",
     "ArchivedThread.commit": "record = thread.record(): record.step(id), record.state(id), record.fields(id)",
