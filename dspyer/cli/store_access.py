@@ -23,7 +23,7 @@ from dspyer.extend import Address, full_id, whole_execution
 from dspyer.log.journal import CheckedStore
 from dspyer.log.rows import UnreadablePatch
 from dspyer.patch import encode_update
-from dspyer.record import Items
+from dspyer.record.items import Items, maps_of
 from dspyer.stores import Store, open_store
 from dspyer.stores.address import SQLITE
 from dspyer.stores.base import RunQuery
@@ -66,7 +66,7 @@ def facts_of(t: ArchivedThread, run: str | None) -> tuple[dict[str, Any], list[I
     """The entry of a run, the items of its maps, the answers that it got, and the messages, with the unread ones."""
     info, record = t.info(run).to_dict(), t.record(run)
     messages = [*record.messages(), *[{**one.to_dict(), "step": None} for one in t.unread]]
-    return info, record.maps(), [one.to_dict() for one in record.answers()], messages
+    return info, maps_of(record), [one.to_dict() for one in record.answers()], messages
 
 
 def step_of(t: ArchivedThread, name: int | str, run: str | None) -> tuple[dict[str, Any], bool]:

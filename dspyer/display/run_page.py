@@ -21,6 +21,7 @@ from dspyer.extend import Event, freeze, outermost_execution
 from dspyer.failure import Failure
 from dspyer.patch import encode_update
 from dspyer.record import Record, RecordStep
+from dspyer.record.items import ITEMS, maps_of
 from dspyer.record_codec import changed, encode
 from dspyer.values import json as encoding
 
@@ -102,7 +103,7 @@ class RunAnswers:
             "answers": [one.to_dict() for one in record.answers()],
             "messages": record.messages(),
             "failures": [failure.to_dict() for failure in record.failures],
-            "maps": [one.to_dict() for one in record.maps()],
+            "maps": [one.to_dict() for one in maps_of(record)],
             "count": info["steps"],
         }
 
@@ -202,7 +203,7 @@ class RunAnswers:
                 "failure": None if step.failure is None else str(step.failure),
             }
             for step in self.record.steps
-            if step.kind in ("item", "trial")
+            if step.kind in ITEMS
         ]
 
     def _own(self) -> list[RecordStep]:

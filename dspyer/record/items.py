@@ -5,16 +5,14 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sized
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 from dspyer.errors import StoreError
 from dspyer.failure import Failure
 from dspyer.ids import Address
 from dspyer.record.making import RecordStep
+from dspyer.record.record import Record
 from dspyer.values.frozen import thaw
-
-if TYPE_CHECKING:
-    from dspyer.record.record import Record
 
 ITEMS = ("item", "trial")
 """The kinds of steps that are items of a map."""
@@ -51,6 +49,19 @@ class Items(NamedTuple):
         return f"{self.node}: {self.done:,} of {self.total:,} {items}{more}"
 
 
+def items_of(record: Record, node: str) -> Items:
+    """The items of a map of the run's own graph.
+
+    Raises:
+        KeyError: if the graph has no such map; it lists those that it has.
+    """
+    graph = record.graph
+    if node not in graph.maps:
+        known = ", ".join(map(repr, graph.maps)) or "none"
+        raise KeyError(f"{node!r} is no map of graph {graph.name!r}; its maps: {known}")
+    return next((one for one in maps_of(record) if one.node == node), Items(node, 0, 0, 0, 0, {}, {}))
+
+
 def maps_of(record: Record) -> list[Items]:
     """The maps of the run's own graph that were given items, each at the last visit that the run has made."""
     visits: dict[str, RecordStep] = {}
@@ -85,5 +96,5 @@ def _items_at(record: Record, visit: RecordStep, items: list[RecordStep]) -> Ite
     # An error edge that has taken the failure of a map has closed its questions.
     waits = {index for index, step in by_index.items() if step.status == "waiting" and visit.commit is None}
     waiting = len(waits - failures.keys())
-    total = max(len(given), len(by_index.keys() | failures.keys()))
+    total = max(len(given), len(results) + len(failures) + waiting)
     return Items(visit.node, total, len(results), len(failures), waiting, results, failures)

@@ -416,7 +416,6 @@ class _Maker:
         self._fields: dict[str, dict[str, Any]] = {}
         self._order: dict[str, Order] = {}
         self._graphs: dict[str, DrawnGraph] = {}
-        self._addresses: dict[str, Address] = {}  # of a map with many items, most of the time went into reading ids
         self._raw: dict[str, Commit] = {}  # as they are stored, with what is hidden
         self._own = [run.places[one] for one in executions if one in run.places]
         self._facts = [known[one] for one in executions for known in (run.facts, run.ending) if one in known]
@@ -660,7 +659,7 @@ class _Maker:
     def _place(self, execution: str) -> str:
         """The step that has made a call: an item, a program, or, of a router or a condenser, the node's."""
         while execution.endswith("]") and execution not in self._fields:
-            if Address.parse(execution).keys[-1].isdecimal():
+            if Address.parse(execution).keys[-1].isdigit():
                 break
             execution = _around(execution)
         return execution
@@ -668,7 +667,7 @@ class _Maker:
     def _step(self, local: str, node: str = "") -> dict[str, Any]:
         """The fields of the step of an execution, which is made if need be, with those around it."""
         if local not in self._fields:
-            found = self._addresses[local] = Address.parse(local)
+            found = Address.parse(local)
             self._fields[local] = {"id": self._of.id_of(local), "node": node, "status": "stopped"}
             self._fields[local]["branch"] = found.path
             self._order[local] = (0, -1, (), id_order(local)) if found.part else (3, 0, found.path, ())
@@ -682,7 +681,7 @@ class _Maker:
             around, found = _around(local), self._of.graph
             if around:
                 found = self._graph_of(around)
-                if not local.endswith("]"):
+                if Address.parse(local).is_commit:
                     found = found.inside(self._fields[whole_execution(around)]["node"], around) or DrawnGraph("")
             self._graphs[local] = found
         return self._graphs[local]
@@ -711,13 +710,13 @@ class _Maker:
     def _name(self, local: str, fields: dict[str, Any]) -> None:
         """Sets the kind of a step, and the name of one that is a part of another."""
         node, graph = fields["node"], self._graph_of(local)
-        keys = self._addresses[local].keys if local in self._addresses else []
+        keys = Address.parse(local).keys
         if "kind" in fields:
             pass
         elif keys:
             whole = self._fields[_around(local)]
             fields["node"] = f"{whole['node']}[{keys[-1]}]"
-            is_item = keys[-1].isdecimal()
+            is_item = keys[-1].isdigit()
             fields["kind"] = ("trial" if graph.is_search else "item") if is_item else "graph"
             if fields["status"] == "stopped":  # of an item that has left nothing, what is said of its map
                 fields["status"] = whole["status"]

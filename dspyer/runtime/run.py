@@ -27,7 +27,7 @@ from dspyer.log.history import scoped_logs
 from dspyer.log.reader import read_run
 from dspyer.log.rows import LMUsage, total_cost
 from dspyer.patch import seal
-from dspyer.record.items import Items
+from dspyer.record.items import Items, items_of
 from dspyer.record.making import RunEnding, RunSteps, StepQuestion
 from dspyer.record.record import Record
 from dspyer.record.stored import canonical_order, record_at
@@ -623,7 +623,7 @@ class Run:
             >>> items.done, items.results, str(items)
             (2, {0: 'A', 1: 'B'}, 'read: 2 of 2 items')
         """
-        return self._record_here(None).items(node)  # also those of earlier processes
+        return items_of(self._record_here(None), node)  # also those of earlier processes
 
     @cached_property
     def trajectory(self) -> tuple[Turn, ...]:
