@@ -21,8 +21,7 @@ from dspyer.log.journal import is_alive
 from dspyer.log.reader import HistoryReader
 from dspyer.log.rows import first_version
 from dspyer.log.time_travel import Bounds, Moment, ThreadReader
-from dspyer.record import Record
-from dspyer.record.items import Items, items_of
+from dspyer.record import Items, Record
 from dspyer.record.stored import FollowedRecords, drawn_graph, run_of, unread_of
 from dspyer.stores.base import ListedRun, Point
 from dspyer.waiting import cancellation_count
@@ -84,7 +83,7 @@ class ArchivedThread:
             KeyError: if there is no such map; it lists those that there are.
             ThreadError: if there is no such run.
         """
-        return items_of(self._records.record(run), node)
+        return self._records.items(node, run)
 
     def failures(self, run: str | None = None) -> tuple[Failure, ...]:
         """The failures with which a run ended, each with its traceback; `run` as in `info`."""

@@ -17,7 +17,7 @@ from dspyer.failure import Failure
 from dspyer.ids import Address, execution_id, full_id, id_order, outermost_execution, part_id, whole_execution
 from dspyer.log.rows import UnreadablePatch
 from dspyer.patch import DELETE, Members, Replace, SealedPatch, Tail
-from dspyer.record.drawn import DrawnGraph
+from dspyer.record.drawn import DrawnGraph, Mapped
 from dspyer.record_codec import changed
 from dspyer.redaction import Redactor
 from dspyer.reducers import Updates
@@ -376,7 +376,7 @@ class RunSteps:
         for failure in ending.failed:
             if Address.parse(failure.execution).index >= 0:  # else where it was is hidden, or not known
                 self._ended_at(failure.execution).failed.append(failure)
-        for stop in self._branches.stops("", ending.status, ending.failures, self.places):
+        for stop in self.stops(ending):
             self._ended_at(stop.local).stops.append(stop)
         for place, reason in ending.damaged.items():
             self._ended_at(place).damaged[place] = reason
@@ -392,6 +392,10 @@ class RunSteps:
         before = [step for one in loose if not self._loose[one][0] for step in self._made[one]]
         after = [step for one in loose if self._loose[one][0] for step in self._made[one]]
         return (*before, *self._steps_of_commits(), *after)
+
+    def stops(self, ending: RunEnding) -> Iterator[BranchStop]:
+        """The executions of the run's own graph at which it has stopped, or is."""
+        return self._branches.stops("", ending.status, ending.failures, self.places)
 
     def _steps_of_commits(self) -> Iterator[RecordStep]:
         for index in self._order:
@@ -597,26 +601,12 @@ class _Maker:
         mapped = graph.maps.get(step["node"])
         if mapped is None or commit is None or step["status"] != "done":
             return
-        folded, state = {field.name for field in graph.fields if field.reducer}, step.get("_state")
-
-        def given(name: str | None) -> list[Any]:
-            """The results that the map has given for a field; a patch lacks what the state had before."""
-            if name is None:
-                return []
-            if name in commit.patch or name in folded:
-                return _entries(commit.patch.get(name))
-            return [] if state is None else _entries(state.raw(name, None))
-
-        lost = {one.index: one for one in given(mapped.failures) if isinstance(one, Failure)}
-        results = iter(given(mapped.into))
-        for index in range(MOST_ITEMS):
-            if index in lost:
-                self._step(f"{local}[{index}]").update(status="failed", failure=self._failure(lost[index]))
-            elif (result := next(results, DELETE)) is not DELETE:
+        for index, failure, result in items_of_commit(graph, mapped, commit, step.get("_state")):
+            if failure is not None:
+                self._step(f"{local}[{index}]").update(status="failed", failure=self._failure(failure))
+            else:
                 wrote = {"result": Wrote(self._shown(mapped.into, freeze(result)))}
                 self._step(f"{local}[{index}]").update(status="done", wrote=wrote)
-            else:
-                break
 
     # --- stops
 
@@ -728,6 +718,34 @@ class _Maker:
             fields["kind"] = "edit"
         else:
             fields["kind"] = graph.kind(node)
+
+
+def items_of_commit(
+    graph: DrawnGraph, mapped: Mapped, commit: Commit, state: ImmutableState | None
+) -> Iterator[tuple[int, Failure | None, Any]]:
+    """The items of a map that has committed: the index of each, its failure if it failed, and its result if not.
+
+    `state` is that after the commit; None if it is not known.
+    """
+    folded = {field.name for field in graph.fields if field.reducer}
+
+    def given(name: str | None) -> list[Any]:
+        """The results that the map has given for a field; a patch lacks what the state had before."""
+        if name is None:
+            return []
+        if name in commit.patch or name in folded:
+            return _entries(commit.patch.get(name))
+        return [] if state is None else _entries(state.raw(name, None))
+
+    lost = {one.index: one for one in given(mapped.failures) if isinstance(one, Failure)}
+    results = iter(given(mapped.into))
+    for index in range(MOST_ITEMS):
+        if index in lost:
+            yield index, lost[index], None
+        elif (result := next(results, DELETE)) is not DELETE:
+            yield index, None, result
+        else:
+            break
 
 
 def _around(local: str) -> str:

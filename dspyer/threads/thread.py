@@ -18,7 +18,7 @@ from dspyer.graph.spec import takes_one_dict
 from dspyer.log.execution_records import totals_at
 from dspyer.log.rows import total_cost
 from dspyer.log.time_travel import Moment, failures_in, last_end, open_questions, status_of, thread_bounds
-from dspyer.record.items import Items, items_of
+from dspyer.record.items import Items
 from dspyer.record.record import Record
 from dspyer.record.stored import FollowedRecords, record_of, records_of, unread_of
 from dspyer.runtime.repairs import repairs_of_thread
@@ -482,7 +482,7 @@ class Thread:
             ...     t.items("half").results)
             ('failed', 'half: 2 of 3 items, 1 failed', {0: 6, 1: 3})
         """
-        return items_of(self._records.record(run), node)
+        return self._records.items(node, run)
 
     def stats(self) -> display.Stats:
         """The reliability of each node, over all runs, as `run.stats()`. Reads the whole history.
