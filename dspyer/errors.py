@@ -88,10 +88,23 @@ REMOVED: dict[str, str] = {
 """Names of the past, and what to write in their place: `"Class.method(option=)"`, `"Class.member"`, `"module.name"`."""
 
 
+OF_LANGGRAPH: dict[str, str] = {
+    "Graph.compile(checkpointer=)": "compile(store='runs.db')",
+    "Graph.compile(recursion_limit=)": "compile(max_steps=...)",
+    "Thread.invoke": "thread.run({...}), or thread.resume() for a run that has not ended",
+    "Thread.get_state": "thread.state",
+    "Thread.get_state_history": "thread.history()",
+    "Thread.update_state": "thread.update({...}), or thread.copy(to=..., at=..., patch={...})",
+}
+"""Names that LangGraph has where dspyer has another one, in the same form."""
+
+
 def removed(owner: str, name: str) -> str:
-    """The text about a name that an object or module does not have any more; "" if it never had it."""
-    line = REMOVED.get(f"{owner}.{name}")
-    return "" if line is None else f"{owner}.{name} was removed: write {line}"
+    """The text about a name that an object or module has no more, or has in LangGraph; "" for others."""
+    known = f"{owner}.{name}"
+    if known in OF_LANGGRAPH:
+        return f"{known} is a name of LangGraph: write {OF_LANGGRAPH[known]}"
+    return f"{known} was removed: write {REMOVED[known]}" if known in REMOVED else ""
 
 
 def refuses_removed(owner: str) -> Callable[[Callable[_P, _T]], Callable[_P, _T]]:
@@ -203,9 +216,8 @@ class UnsetFieldError(StateError, KeyError):
 class LMCallError(StateError):
     """The function of `record_lm_calls=` has raised, or has returned what cannot be written.
 
-    Correct the function; the run can then be resumed.
-
-    Its text is stored as that of a failure, so it has nothing of the text of the cause, which may be that of a prompt.
+    Correct the function; the run can then be resumed. The text is stored as that of a failure, so it has nothing of the
+    text of the cause, which may be that of a prompt.
 
     Attributes:
         call: the `LMCall`, without messages and response.
@@ -669,13 +681,7 @@ def is_lost_work(error: BaseException) -> bool:
 
 
 def is_always_raised(kind: type[BaseException]) -> bool:
-    """Return whether every exception of a class is one that `always_raised` names.
-
-    Example:
-        >>> [is_always_raised(kind) for kind in (StoreError, KeyboardInterrupt,
-        ...     BaseException, BaseExceptionGroup)]
-        [True, True, False, False]
-    """
+    """Return whether every exception of a class is one that `always_raised` names."""
     # After a question that has expired no code is wrong, and another node may go on.
     always = issubclass(kind, (*_ALWAYS_RAISED, *lost_work())) and not issubclass(kind, QuestionExpired)
     return always or not (issubclass(kind, Exception) or issubclass(ExceptionGroup, kind))
@@ -756,12 +762,7 @@ def mark_lm_retries(error: BaseException, retries: int) -> None:
 
 
 def retries_of_lm(error: BaseException) -> int:
-    """Return the number of retries that the LM allowed for the request that failed; 0 if that is not known.
-
-    Example:
-        >>> retries_of_lm(ValueError("busy"))
-        0
-    """
+    """Return the number of retries that the LM allowed for the request that failed; 0 if that is not known."""
     found: int = getattr(error, _LM_RETRIES, 0)
     return found
 
@@ -828,12 +829,7 @@ def _place_of(error: BaseException) -> str:
 
 
 def error_text(error: BaseException) -> str:
-    """Return the text of an exception, or a description of it if its `__str__` raises.
-
-    Example:
-        >>> error_text(ValueError("odd"))
-        'odd'
-    """
+    """Return the text of an exception, or a description of it if its `__str__` raises."""
     try:
         return str(error)
     except Exception as problem:  # noqa: BLE001 - a class of the user; the run has failed already
@@ -906,12 +902,7 @@ def suggestion(name: object, known: Iterable[object], cutoff: float = 0.6) -> st
 
 
 def with_article(name: str) -> str:
-    """Return a name with its indefinite article.
-
-    Example:
-        >>> with_article("ImmutableState"), with_article("list")
-        ('an ImmutableState', 'a list')
-    """
+    """Return a name with its indefinite article: an ImmutableState, a list."""
     return f"{'an' if name[:1].lower() in tuple('aeio') else 'a'} {name}"
 
 
@@ -958,14 +949,7 @@ class noting:  # noqa: N801 - used as a function: `with noting(...)`
 
 
 def drop_tracebacks(error: BaseException) -> None:
-    """Remove the tracebacks of an exception and of those that led to it, in place.
-
-    Example:
-        >>> error = ValueError("odd").with_traceback(None)
-        >>> drop_tracebacks(error)
-        >>> error.__traceback__ is None
-        True
-    """
+    """Remove the tracebacks of an exception and of those that led to it, in place."""
     found: list[BaseException | None] = [error]
     seen: set[int] = set()
     while found:
@@ -978,12 +962,7 @@ def drop_tracebacks(error: BaseException) -> None:
 
 
 def unwrap_stop_iteration(error: BaseException) -> BaseException:
-    """Return the `StopIteration` that Python replaced by a `RuntimeError` (PEP 479), any other exception unchanged.
-
-    Example:
-        >>> unwrap_stop_iteration(ValueError("odd"))
-        ValueError('odd')
-    """
+    """Return the `StopIteration` that Python replaced by a `RuntimeError` (PEP 479), any other exception unchanged."""
     cause = error.__cause__
     if isinstance(cause, StopIteration) and str(error).endswith("raised StopIteration"):
         return cause

@@ -165,6 +165,14 @@ MISTAKES: dict[str, tuple[Callable[[], Any], str]] = {
         lambda: Graph().add_node(takes_s).add_edge(START, cast(Any, takes_s)),
         r"add the function with add_node\(takes_s\) and write 'takes_s' here",
     ),
+    "a router after two nodes": (
+        lambda: Graph().add_conditional_edges(cast(Any, ["a", "b"]), "s", {"x": "c"}),
+        "a router follows one node, not 'a', 'b': lead them to one node, and add it there",
+    ),
+    "a router after a function": (
+        lambda: Graph().add_node(takes_s).add_conditional_edges(cast(Any, takes_s), "s", {"x": "c"}),
+        r"add the function with add_node\(takes_s\) and write 'takes_s' here",
+    ),
     "modules in a list": (
         lambda: (
             Graph()
@@ -187,6 +195,23 @@ MISTAKES: dict[str, tuple[Callable[[], Any], str]] = {
     "a field of a run": (
         lambda: cast(Any, of(takes_s).run({"s": {"n": 1}})).n,
         r"'Run' object has no attribute 'n': a field of the state is read as run.state\['n'\]",
+    ),
+    "inputs of a run by name": (
+        lambda: cast(Any, of(takes_s)).run(s={"n": 1}),
+        r"run\(\) has no option 's'. Inputs are given as one dict: run\({'s': ...}\)$",
+    ),
+    "inputs of a run on a thread by name": (
+        lambda: (
+            cast(Any, Graph().add_node("a", takes_s).add_path(START, "a", END))
+            .compile(store=":memory:")
+            .thread("t")
+            .run(s={})
+        ),
+        r"run\(\) has no option 's'. Inputs are given as one dict",
+    ),
+    "a misspelt option of a run": (
+        lambda: cast(Any, of(takes_s)).run({"s": {"n": 1}}, buget=None),
+        r"run\(\) has no option 'buget'. Did you mean 'budget'\?$",
     ),
     "a misspelt attribute of a run": (
         lambda: cast(Any, of(takes_s).run({"s": {"n": 1}})).failure,

@@ -33,6 +33,7 @@ from dspyer.agents.conversation import (
     uncovered,
 )
 from dspyer.agents.settle import BEGIN, SETTLE, is_written_to
+from dspyer.agents.tools import AgentPlan
 from dspyer.errors import suggestion
 from dspyer.events import Commit
 from dspyer.extend import (
@@ -73,30 +74,12 @@ REFLECT = (
 )
 
 
-def build_agent_check(
-    check: object,
-    task: type[dspy.Signature],
-    modes: Mapping[str, dspy.Predict],
-    max_fixes: int,
-    accept: bool,
-    max_turns: int,
-    options: NodeOptions,
-) -> Built:
-    """The check of an agent.
-
-    Args:
-        check: a function, model, module or program that finds problems, the name of a mode, or True for that which
-            submitted.
-        task: the inputs and outputs of the task.
-        modes: the predictors of the modes, by name.
-        max_fixes: how often a run is corrected at most.
-        accept: whether outputs are accepted after the last correction, with their problems.
-        max_turns: the most ordinary turns of a run.
-        options: those of the node.
-    """
+def build_agent_check(check: object, plan: AgentPlan, options: NodeOptions) -> Built:
+    """The check of an agent: an object with one of the three forms of a check, the name of a mode, or True."""
+    task, given = plan.task, plan.options
     outputs, options = tuple(task.output_fields), options._replace(node=check)
     if isinstance(check, str) or check is True:
-        built = _reflection(check, (*task.input_fields, *outputs), modes, options)
+        built = _reflection(check, (*task.input_fields, *outputs), plan.predictors, options)
     else:
         built = build_finder(check, options, PROBLEMS)
     finder = built.node
@@ -107,15 +90,15 @@ def build_agent_check(
         name=options.name,
         **_facts_around(finder, options.schema),
         writes={name: name for name in (*outputs, MESSAGES, PROBLEMS)},
-        goto=(*modes, SETTLE, END),
+        goto=(*plan.modes, SETTLE, END),
         onwards=(END,),
         what="the outputs of the agent",
         into=PROBLEMS,
         outputs=outputs,
-        max_fixes=max_fixes,
-        accept=accept,
-        max_turns=max_turns,
-        modes=tuple(modes),
+        max_fixes=given.max_fixes,
+        accept=given.accept,
+        max_turns=given.max_turns,
+        modes=tuple(plan.modes),
     )
     return built._replace(node=node, problems=(*built.problems, *wrong))
 

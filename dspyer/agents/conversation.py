@@ -63,6 +63,9 @@ from dspyer.views import CUTS
 SUBMIT = "submit"
 """The tool by which a predictor gives its final outputs."""
 
+HAND_OFF = "to_"
+"""How the tools begin by which a model hands off: `to_plan`."""
+
 READ_RESULT = "read_result"
 """The tool by which a predictor reads on in a result that it is shown cut."""
 

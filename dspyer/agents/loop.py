@@ -2,23 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 from functools import partial
 from types import MethodType
-from typing import Annotated, Any, Literal, NamedTuple, TypeAlias, get_origin
+from typing import Annotated, Any, Literal, get_origin
 
 import dspy
-from dspy import Tool
 from pydantic import BaseModel, Field, create_model
 from pydantic_core import PydanticUndefined
 
-from dspyer import END, START, Command, Conversations, Graph, Messages, View, reducers
+from dspyer import START, Command, Conversations, Graph, Messages, View, reducers
 from dspyer.agents.agent_check import build_agent_check
 from dspyer.agents.arrivals import SEEN
 from dspyer.agents.compact import COMPACT, Compact, build_compact
 from dspyer.agents.conversation import (
     CONTEXT,
+    HAND_OFF,
     HANDOFFS,
     MAX_RESULT,
     MESSAGES,
@@ -27,23 +27,19 @@ from dspyer.agents.conversation import (
     READ_RESULT,
     SUBMIT,
     AgentPart,
-    Shown,
-    text_input_of,
-    text_output_of,
 )
 from dspyer.agents.mode import build_mode
 from dspyer.agents.settle import (
     BEGIN,
     CHECK,
     FIRST_CALL,
-    HAND_OFF,
     SETTLE,
     build_begin,
     build_settle,
 )
 from dspyer.agents.tool_action import SESSIONS, Sessions, has_sessions
-from dspyer.agents.tool_node import OF_AGENT, ToolSpec, build_tool, max_result_problem
-from dspyer.agents.tools import AnyTool, Mode, Selection, as_tools, model_view
+from dspyer.agents.tool_node import ToolSpec, build_tool, max_result_problem
+from dspyer.agents.tools import AgentOptions, AgentPlan, AnyTool, Check, Mode, Selection, as_tools
 from dspyer.errors import GraphError, brief, list_names, suggestion
 from dspyer.extend import Schema, flag_problems, is_program, is_whole_number, read_signature
 from dspyer.graph.builder import compiled
@@ -62,67 +58,6 @@ OF_REACT = ("history", "tools", "termination_reason", "next_thought", "tool_call
 """The names in the signature of the predictor of `dspy.ReActV2`."""
 
 
-Check: TypeAlias = Callable[..., object] | type[BaseModel] | dspy.Module | Graph | str | Literal[True] | None
-
-
-class AgentOptions(NamedTuple):
-    """The options of an agent, as `tool_loop` and `modes` take them."""
-
-    max_turns: int
-    context: Selection
-    config: Mapping[str, Any]
-    lm: dspy.BaseLM | None
-    schema: type[BaseModel] | None
-    check: Check
-    max_fixes: int
-    accept: bool
-    name: str
-    warn_at: int | None
-    max_demo_turns: int | None
-    max_result: int | None
-    compact: Compact | None
-
-
-class AgentPlan(NamedTuple):
-    """An agent.
-
-    Attributes:
-        task: its inputs and outputs.
-        modes: its modes by name, that in which it starts first, with the options of the agent where they have none.
-        tools: by mode, the tools that are nodes.
-        options: the options of the whole.
-        shows_mode: whether it has a field for the current mode.
-    """
-
-    task: type[dspy.Signature]
-    modes: Mapping[str, Mode]
-    tools: Mapping[str, tuple[ToolSpec, ...]]
-    options: AgentOptions
-    shows_mode: bool
-
-    @property
-    def nodes(self) -> dict[str, ToolSpec]:
-        """The tools of all modes, by name."""
-        return {tool.name: tool for several in self.tools.values() for tool in several}
-
-    @property
-    def fields(self) -> dict[str, tuple[Any, Any]]:
-        """The type and the default of each field that every agent of this kind has."""
-        found: dict[str, tuple[Any, Any]] = {MESSAGES: (Messages, [])}
-        if self.shows_mode:
-            names = tuple(self.modes)
-            found[MODE] = (Literal[names], names[0])
-        if any(is_program(tool.target) and has_sessions(tool.target, tool.reads or ()) for tool in self.nodes.values()):
-            found[SESSIONS] = (Sessions, {})
-        # Without a default: it is unset until a call of this run leaves something to the end of its turn.
-        found[HANDOFFS] = (Annotated[list[dict[str, Any]], reducers.extend], ...)
-        if self.options.check is not None:
-            found[PROBLEMS] = (list[str], [])
-        if self.options.schema is not None and Schema.of(self.options.schema).live_fields:
-            found[SEEN] = (dict[str, dict[str, Any]], ...)  # unset until a post is shown
-        return found
-
-
 def assemble(plan: AgentPlan) -> Graph:
     """The graph of an agent; raises `GraphError` with all that is wrong with it."""
     tools = plan.nodes
@@ -130,20 +65,13 @@ def assemble(plan: AgentPlan) -> Graph:
     problems += _command_problems(plan, tools)
     if problems:
         raise GraphError(problems)
-    task, given = plan.task, plan.options
+    given = plan.options
     graph = _graph(plan, tools)
-    reacts = {name: _react(plan, name) for name in plan.modes}
-    predictors = {name: react.react for name, react in reacts.items()}
-    shown = _shown(plan, tools, predictors)
-    inputs, compact = tuple(task.input_fields), given.compact
-    graph.add_node(BEGIN, AgentPart(partial(build_begin, inputs, shown, compact), "add_task_to_messages"))
+    graph.add_node(BEGIN, AgentPart(partial(build_begin, plan), "add_task_to_messages"))
     for name, mode in plan.modes.items():
-        own = frozenset(tool.name for tool in plan.tools[name])
         # A view is what the node reads, so that it is checked with the graph and shown in pictures.
-        fn, reads = (None, {CONTEXT: mode.context}) if isinstance(mode.context, View) else (mode.context, None)
-        react = reacts[name]
-        build = partial(build_mode, react.react, tuple(react.tools.values()), own, given.max_turns, shown[name], fn)
-        graph.add_node(name, AgentPart(build, "take_turn", (react.react,)), reads=reads)
+        reads = {CONTEXT: mode.context} if isinstance(mode.context, View) else None
+        graph.add_node(name, AgentPart(partial(build_mode, plan), "take_turn", (plan.predictors[name],)), reads=reads)
     for tool in tools.values():
         fields = () if given.schema is None else tuple(given.schema.model_fields)
         graph.add_node(
@@ -155,54 +83,37 @@ def assemble(plan: AgentPlan) -> Graph:
             timeout=tool.timeout,
         )
         graph.add_edge(tool.name, SETTLE)
-    after = END if given.check is None else CHECK
-    submit = next(iter(reacts.values())).tools[SUBMIT]  # each mode has the same one
-    modes = plan.modes, plan.tools, shown
-    settle = partial(build_settle, submit, tuple(task.output_fields), *modes, after, given.max_turns, compact)
     decides = tuple([fn for mode in plan.modes.values() for fn in (mode.route, mode.guard) if fn is not None])
-    graph.add_node(SETTLE, AgentPart(settle, "end_turn_and_choose_what_follows", decides))
-    if compact is not None:
-        graph.add_node(
-            COMPACT, AgentPart(partial(build_compact, compact, shown, given.lm), "write_summary", (compact,))
-        )
+    graph.add_node(SETTLE, AgentPart(partial(build_settle, plan), "end_turn_and_choose_what_follows", decides))
+    if given.compact is not None:
+        build: Any = partial(build_compact, given.compact, plan.shown, given.lm)
+        graph.add_node(COMPACT, AgentPart(build, "write_summary", (given.compact,)))
     if given.check is not None:
         check = compiled(given.check, CHECK)
-        build = partial(build_agent_check, check, task, predictors, given.max_fixes, given.accept, given.max_turns)
         by = () if isinstance(check, str) or check is True else (check,)
-        graph.add_node(CHECK, AgentPart(build, "check_outputs", by))
+        graph.add_node(CHECK, AgentPart(partial(build_agent_check, check, plan), "check_outputs", by))
     graph._settle_policies[SETTLE] = Policies((), FIRST_CALL)
     return graph.add_edge(START, BEGIN)
 
 
-def _shown(plan: AgentPlan, tools: Mapping[str, ToolSpec], predictors: Mapping[str, dspy.Predict]) -> dict[str, Shown]:
-    """The way in which each mode is shown messages."""
-    limits = {name: tool.max_result for name, tool in tools.items() if tool.max_result != OF_AGENT}
-    output, most, found = text_output_of(plan.task), plan.options.max_result, {}
-    for mode, predictor in predictors.items():
-        renders = {tool.name: tool.render for tool in plan.tools[mode] if tool.render is not None}
-        found[mode] = Shown(text_input_of(predictor.signature), renders, mode, output, most, limits)
-    return found
-
-
-def _react(plan: AgentPlan, name: str) -> Any:
-    """The module of DSPy whose predictor and tools a mode uses."""
-    mode = plan.modes[name]
-    texts = (plan.task.instructions, mode.instructions)
-    task = plan.task.with_instructions("\n\n".join(texts)) if mode.instructions else plan.task
-    handoffs = [_handoff_tool(other, plan.modes[other]) for other in mode.to]
-    react = dspy.ReActV2(task, [*(tool.tool for tool in plan.tools[name]), *handoffs])
-    react.react.update_config(**mode.config)
-    # On the predictor and not by a context: it is saved with the program, and `set_lm` may change it.
-    react.react.lm = mode.lm
-    return react
-
-
-def _handoff_tool(name: str, mode: Mode) -> Tool:
-    """The tool by which a model hands off to a mode: the node that ends the turn makes the handoff."""
-    return model_view(f"{HAND_OFF}{name}", {}, {}, mode.desc or mode.instructions or f"Continue in the mode {name}.")
-
-
 # --- fields
+
+
+def _own_fields(plan: AgentPlan) -> dict[str, tuple[Any, Any]]:
+    """The type and the default of each field that every agent of this kind has."""
+    found: dict[str, tuple[Any, Any]] = {MESSAGES: (Messages, [])}
+    if plan.shows_mode:
+        names = tuple(plan.modes)
+        found[MODE] = (Literal[names], names[0])
+    if any(is_program(tool.target) and has_sessions(tool.target, tool.reads or ()) for tool in plan.nodes.values()):
+        found[SESSIONS] = (Sessions, {})
+    # Without a default: it is unset until a call of this run leaves something to the end of its turn.
+    found[HANDOFFS] = (Annotated[list[dict[str, Any]], reducers.extend], ...)
+    if plan.options.check is not None:
+        found[PROBLEMS] = (list[str], [])
+    if plan.options.schema is not None and Schema.of(plan.options.schema).live_fields:
+        found[SEEN] = (dict[str, dict[str, Any]], ...)  # unset until a post is shown
+    return found
 
 
 def _graph(plan: AgentPlan, tools: Mapping[str, ToolSpec]) -> Graph:
@@ -216,14 +127,15 @@ def _graph(plan: AgentPlan, tools: Mapping[str, ToolSpec]) -> Graph:
     fields |= {name: (info.annotation, ...) for name, info in task.output_fields.items()}
     own = () if schema is None else tuple(schema.model_fields)
     # The schema may say what becomes of the problems.
-    fields |= {name: field for name, field in plan.fields.items() if name not in own}
+    of_agent = _own_fields(plan)
+    fields |= {name: field for name, field in of_agent.items() if name not in own}
     model = create_model(given.name, __base__=schema or BaseModel, **fields)
     inputs = (*task.input_fields, *own)
     writes = [tool.writes for tool in tools.values() if tool.writes is not None]
     written = {field for one in writes for field in (one.values() if isinstance(one, Mapping) else one)}
     # What a tool writes may come later than the start.
     required = [name for name in inputs if model.model_fields[name].is_required() and name not in written]
-    kept = [name for name in (SESSIONS, MODE, SEEN) if name in plan.fields]  # besides what the schema says
+    kept = [name for name in (SESSIONS, MODE, SEEN) if name in of_agent]  # besides what the schema says
     graph = Graph(
         model,
         name=given.name,
@@ -275,7 +187,7 @@ def _name_problems(plan: AgentPlan, tools: Mapping[str, ToolSpec]) -> Iterator[s
 
 def _field_problems(plan: AgentPlan) -> Iterator[str]:
     task, given = plan.task, plan.options
-    own = plan.fields
+    own = _own_fields(plan)
     for name in task.fields:
         if name in own:
             yield f"{name!r} cannot be an input or output: the agent has a field of this name"
@@ -285,7 +197,7 @@ def _field_problems(plan: AgentPlan) -> Iterator[str]:
         yield "the signature has no output that the agent could submit"
     for name in () if given.schema is None else given.schema.model_fields:
         if name in task.fields:
-            yield f"{name!r} is a field of the signature and of the schema: leave it out of the schema"
+            yield f"{name!r} is a field of the signature and of the schema: leave it out of one (of the former if Kept)"
         elif name in own and name != PROBLEMS:
             yield f"{name!r} cannot be a field of the schema: the agent has a field of this name"
 
@@ -397,8 +309,8 @@ def tool_loop(
             always shown.
         config: settings of the LM, such as the temperature.
         lm: the LM of the agent; None for the one that is configured.
-        schema: a model of further fields of the state, for the tools. Those declared
-            `Kept[...]` last over the runs of a thread.
+        schema: a model of further fields of the state, for the tools. They are inputs too; those declared
+            `Kept[...]` last over the runs of a thread. Braces in the instructions, `{field}`, show one to the model.
         check: finds problems in the outputs: a function of fields that returns a list of problems, a pydantic model
             that validates the fields of its names, or a module or program with an output `problems: list[str]`; or
             True, which asks the agent's own predictor for problems; no optimizer sees that question. The problems

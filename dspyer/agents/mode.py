@@ -7,7 +7,7 @@ state: the node passes them at each call, and takes them out of the trace, from 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -34,6 +34,7 @@ from dspyer.agents.conversation import (
     with_ids,
 )
 from dspyer.agents.settle import SETTLE, submitted
+from dspyer.agents.tools import AgentPlan
 from dspyer.errors import AgentError, DspyerError
 from dspyer.extend import (
     Built,
@@ -63,28 +64,14 @@ MUST_SUBMIT = {"tool_choice": {"type": "function", "function": {"name": SUBMIT}}
 """The settings of a last turn, which must submit, as `dspy.ReActV2` gives them."""
 
 
-def build_mode(
-    predictor: dspy.Predict,
-    tools: tuple[Tool, ...],
-    nodes: frozenset[str],
-    max_turns: int,
-    how: Shown,
-    context: Callable[..., Any] | None,
-    options: NodeOptions,
-) -> Built:
-    """The node of a mode.
-
-    Args:
-        predictor: takes the turns; made by `dspy.ReActV2`.
-        tools: what the model may call, in the order in which it is shown: with `submit`.
-        nodes: the tools among them that are nodes. By others, but for `submit`, the model hands off.
-        max_turns: the most ordinary turns of a run.
-        how: how messages are shown.
-        context: selects the messages to show, unless the node reads a view of them.
-        options: those of the node.
-    """
+def build_mode(plan: AgentPlan, options: NodeOptions) -> Built:
+    """The node of the mode of this name."""
+    name = options.name
+    predictor, tools = plan.predictors[name], tuple(plan.reacts[name].tools.values())
+    nodes = frozenset(tool.name for tool in plan.tools[name])
     found = Flaws(options.who)
-    rendering, reads, optional = plan_rendering(options.views.get(CONTEXT, context), how, options, found.problems)
+    context = options.views.get(CONTEXT, plan.modes[name].context)
+    rendering, reads, optional = plan_rendering(context, plan.shown[name], options, found.problems)
     templates = plan_templates([predictor], options, reads, found)
     # What a tool is described by is text of its author; only handoffs are described by instructions of modes, which
     # are templates.
@@ -95,7 +82,7 @@ def build_mode(
     seen = {SEEN: SEEN} if options.schema.live_fields else {}
     reads, optional = {**reads, **seen}, optional | {*seen}
     node = ModeNode(
-        name=options.name,
+        name=name,
         takes=templates.takes,
         reads=templates.all_reads(reads),
         optional=templates.optional_fields(reads, optional),
@@ -107,7 +94,7 @@ def build_mode(
         sends=True,
         tools=tools,
         nodes=nodes,
-        max_turns=max_turns,
+        max_turns=plan.options.max_turns,
         rendering=rendering,
         filled=frozenset(told),
     )

@@ -14,13 +14,13 @@ from functools import partial
 from typing import Any
 
 from dspy import Tool
-from pydantic import ValidationError
 
-from dspyer import DELETE, ImmutableState
+from dspyer import DELETE, END, ImmutableState
 from dspyer.agents.arrivals import unread_messages
-from dspyer.agents.compact import Compact, PlannedModes, current_mode, plan_modes
+from dspyer.agents.compact import PlannedModes, current_mode, plan_modes
 from dspyer.agents.conversation import (
     ARGS,
+    HAND_OFF,
     HANDOFFS,
     MESSAGES,
     MODE,
@@ -37,8 +37,9 @@ from dspyer.agents.conversation import (
     tool_message,
     turns_since_task,
 )
-from dspyer.agents.tool_node import Approval, ToolSpec, refused_by_dspy
-from dspyer.agents.tools import Mode, ask_user
+from dspyer.agents.tool_action import as_validated
+from dspyer.agents.tool_node import Approval, ToolSpec, parse_arguments
+from dspyer.agents.tools import AgentPlan, Mode, ask_user
 from dspyer.errors import InputError, RouteError, ThreadError, always_raised, list_names, short_error, suggestion
 from dspyer.events import Question
 from dspyer.extend import (
@@ -60,10 +61,6 @@ from dspyer.scheduler.join import value_in
 
 BEGIN, SETTLE, CHECK = "begin", "settle", "check"
 """The names of the nodes of an agent that are neither modes nor tools, with `COMPACT`."""
-
-HAND_OFF = "to_"
-"""How the tools begin by which a model hands off: `to_plan`."""
-
 
 LOST = "the call was made, but {} was not set: an earlier call of this turn has set another value"
 
@@ -87,12 +84,11 @@ LEFT_OPEN = (
 that is not told of an effect makes it again."""
 
 
-def build_begin(
-    inputs: tuple[str, ...], modes: Mapping[str, Shown], compact: Compact | None, options: NodeOptions
-) -> Built:
+def build_begin(plan: AgentPlan, options: NodeOptions) -> Built:
     """The first node of an agent: the inputs of the task, how each mode is shown messages, and when summaries come."""
+    inputs, compact = tuple(plan.task.input_fields), plan.options.compact
     # Without summaries it shows nothing, and so it reads no field of a render.
-    planned = plan_modes(dict.fromkeys(modes, Shown("")) if compact is None else modes, options, compact)
+    planned = plan_modes(dict.fromkeys(plan.modes, Shown("")) if compact is None else plan.shown, options, compact)
     reads = (*inputs, *planned.reads)
     fields = options.schema.fields.items()
     node = BeginNode(
@@ -170,14 +166,12 @@ class BeginNode(Node):
 def submitted(submit: Tool, args: Mapping[str, Any]) -> tuple[Any, Exception | None]:
     """The outputs that a call of `submit` gives, or what a call of `read_result` does; or a text and why it failed."""
     try:
-        return submit(**args), None
+        return as_validated(submit)(**parse_arguments(submit, args)), None
     except Exception as error:
         if always_raised(error):
             raise
         # The arguments are the model's, which is told what is wrong with them.
-        # DSPy validates each argument as a field `value` of its own: the model must be told the name that it knows.
-        told = refused_by_dspy(submit, args, error) if isinstance(error, ValidationError) else error
-        return short_error(told, step=submit.name or ""), error
+        return short_error(error, step=submit.name or ""), error
 
 
 # --- settle
@@ -196,21 +190,9 @@ def _plan_rule(fn: Any, what: str, options: NodeOptions, problems: list[str]) ->
     return rule
 
 
-def build_settle(
-    submit: Tool,
-    outputs: tuple[str, ...],
-    modes: Mapping[str, Mode],
-    tools: Mapping[str, tuple[ToolSpec, ...]],
-    shown: Mapping[str, Shown],
-    after: str,
-    max_turns: int,
-    compact: Compact | None,
-    options: NodeOptions,
-) -> Built:
-    """The last node of a turn; `after` is where a branch goes when its outputs are accepted: `END`, or the check.
-
-    `max_turns` is the most ordinary turns of a run.
-    """
+def build_settle(plan: AgentPlan, options: NodeOptions) -> Built:
+    """The last node of a turn. A branch goes to its `after` when its outputs are accepted: to `END`, or the check."""
+    after = END if plan.options.check is None else CHECK
     problems: list[str] = []
     rules = {
         mode: replace(
@@ -218,27 +200,27 @@ def build_settle(
             route=_plan_rule(one.route, f"the route of mode {mode!r}", options, problems),
             guard=_plan_rule(one.guard, f"the guard of mode {mode!r}", options, problems),
         )
-        for mode, one in modes.items()
+        for mode, one in plan.modes.items()
     }
-    planned = plan_modes(shown, options, compact)
+    planned = plan_modes(plan.shown, options, plan.options.compact)
     bound = [rule for one in rules.values() for rule in (one.route, one.guard) if isinstance(rule, BoundFunction)]
     found = [rule.reads for rule in bound if rule.reads is not None]
     names = (*planned.reads, HANDOFFS, *(field for one in found for field in one.values()))
     # One that reads the whole state: then the node does.
     reads = {name: name for name in names} if len(found) == len(bound) else None
-    own = [name for name in (MESSAGES, *outputs, MODE) if name in options.schema.fields]
+    own = [name for name in (MESSAGES, *plan.task.output_fields, MODE) if name in options.schema.fields]
     node = SettleNode(
         name=options.name,
         reads=reads,
         optional=frozenset(reads or ()) - {MESSAGES},
         writes={name: name for name in own},
         goto=(*planned.goto, after),
-        submit=submit,
+        submit=plan.submit,
         rules=rules,
-        tools=tools,
+        tools=plan.tools,
         modes=planned,
         after=after,
-        max_turns=max_turns,
+        max_turns=plan.options.max_turns,
     )
     return Built(node, None, tuple(problems))
 

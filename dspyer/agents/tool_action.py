@@ -27,6 +27,7 @@ from dspyer.extend import (
     ModuleStep,
     NodeOptions,
     Script,
+    TwoWays,
     arun_script,
     check_names,
     filled,
@@ -37,7 +38,7 @@ from dspyer.lm.not_public import serialize_for_json
 from dspyer.messages import messages_in
 from dspyer.nodes.binding import BoundNode
 from dspyer.nodes.module import SubgraphNode, plan_inputs, selected, values_of_prediction
-from dspyer.nodes.steps import TwoWays, program_step
+from dspyer.nodes.steps import program_step
 from dspyer.values.json import with_valid_text
 
 
@@ -97,14 +98,16 @@ class BoundTool(ModelTool):
         return kwargs
 
 
+def as_validated(tool: ModelTool, **changes: Any) -> BoundTool:
+    """The same tool, called with arguments that are validated already."""
+    return cast("BoundTool", BoundTool.model_construct(**{**tool.__dict__, **changes}))
+
+
 def by_dspy(tool: ModelTool, script: Callable[..., Script[Any]], args: Mapping[str, Any]) -> TwoWays:
     """The step that makes a script of a call by DSPy's own class, for its callbacks.
 
     Without pydantic: a tool is made for every call.
     """
-
-    def bound(fn: Callable[..., Any]) -> BoundTool:
-        return cast("BoundTool", BoundTool.model_construct(**{**tool.__dict__, "func": fn}))
 
     def sync(**given: Any) -> object:
         found = run_script(script(**given))
@@ -114,7 +117,9 @@ def by_dspy(tool: ModelTool, script: Callable[..., Script[Any]], args: Mapping[s
     async def asynchronous(**given: Any) -> object:
         return await arun_script(script(**given))
 
-    return TwoWays(lambda: bound(sync)(**args), lambda: bound(asynchronous).acall(**args))
+    return TwoWays(
+        lambda: as_validated(tool, func=sync)(**args), lambda: as_validated(tool, func=asynchronous).acall(**args)
+    )
 
 
 def recorded(key: str, script: Callable[[str], Script[Any]], call: Call) -> tuple[TwoWays, Call]:

@@ -25,9 +25,7 @@ from dataclasses import dataclass, field, replace
 from typing import Annotated, Any, ClassVar, Final, Literal, NamedTuple, TypeAlias, cast
 
 import dspy
-from jsonschema.exceptions import best_match
-from jsonschema.validators import validator_for
-from pydantic import AfterValidator, BaseModel, ConfigDict, StrictBool, TypeAdapter, ValidationError
+from pydantic import AfterValidator, BaseModel, ConfigDict, StrictBool, ValidationError
 from pydantic.config import JsonDict
 from pydantic.dataclasses import dataclass as pydantic_dataclass
 
@@ -222,11 +220,6 @@ class ToolCheck:
     who: str
     tool: str
 
-    @property
-    def of_module(self) -> bool:
-        """Return whether a module makes the check: a language model may give another output when it is asked again."""
-        return asks_module(self.finder)
-
     def script(self, call: Call, args: Mapping[str, Any], result: Any, validate: Validate | None) -> Script[Verdict]:
         """Check a result; `validate` refuses arguments that the tool does not take, None: no other call may follow.
 
@@ -252,7 +245,7 @@ class ToolCheck:
                     f"{self.who} gave {list_names(unknown)}: it gives `problems`, and may give `args`"
                 )
             found, args = found.get(PROBLEMS, ()), found.get(ARGS)
-        problems = problem_texts(found, self.who, self.of_module)
+        problems = problem_texts(found, self.who, asks_module(self.finder))
         # A language model gives an empty dict for "the same arguments".
         if not problems or validate is None or args is None or args == {}:
             return Verdict(problems)
@@ -262,7 +255,7 @@ class ToolCheck:
             validate(args)
         except (TypeError, ValueError) as refusal:
             error = NodeOutputError(f"{self.who} gave arguments that the tool does not take: {refusal}")
-            error.of_module = self.of_module
+            error.of_module = asks_module(self.finder)
             raise error from refusal
         return Verdict(problems, dict(args))
 
@@ -291,60 +284,16 @@ def plan_tool_check(check: Any, options: NodeOptions, who: str, problems: list[s
     return ToolCheck(built.node, name, options.name)
 
 
-# The arguments of tool calls, validated and parsed as `dspy.Tool` does, with validators that are made once.
-#
-# `dspy.Tool` makes a pydantic model and a JSON schema validator for each argument of each call (measured: 320 µs).
-
-
-class ArgumentParser(NamedTuple):
-    """Validates and parses one argument; what it lacks is not checked."""
-
-    schema: Any
-    adapter: TypeAdapter[Any] | None
-
-    def parse(self, name: str, value: Any) -> Any:
-        """The value of an argument as one of its type; raises `ValueError`, of pydantic too, for a wrong one."""
-        if self.schema is not None:
-            plain = value.model_dump() if hasattr(value, "model_dump") else value
-            error = best_match(self.schema.iter_errors(plain))
-            if error is not None:
-                raise ValueError(f"Arg {name} is invalid: {error.message}")
-        return value if self.adapter is None else self.adapter.validate_python(value)
-
-
-def argument_parsers(tool: dspy.Tool) -> dict[str, ArgumentParser]:
-    """The parsers of a tool's arguments by name; an argument for which none can be made is left to the tool."""
-    found = {}
-    for name, schema in (tool.args or {}).items():
-        kind = (tool.arg_types or {}).get(name, Any)
-        try:
-            validator = None
-            if schema.get("type") not in (None, "Any"):
-                made = validator_for(schema)
-                made.check_schema(schema)
-                validator = made(schema)
-            found[name] = ArgumentParser(validator, None if kind is Any else TypeAdapter(kind))
-        except Exception:  # noqa: BLE001 - of a schema or type that is none: the tool says at each call what is wrong
-            continue
-    return found
-
-
-def invalid_argument(name: str, refusal: ValidationError, *, of_dspy: bool) -> ValueError:
-    """The words that tell a model of an argument that pydantic refuses: which one, and where in it.
-
-    DSPy validates each argument as the field `value` of a model of its own (`of_dspy`).
-    """
-    return ValueError(f"the argument {name!r} is invalid: {refusal_text(refusal, 'value' if of_dspy else '')}")
-
-
-def refused_by_dspy(tool: dspy.Tool, args: Mapping[str, Any], refusal: ValidationError) -> Exception:
-    """The error of a call with arguments that DSPy has refused by pydantic, with the name of the first of them."""
+def parse_arguments(tool: dspy.Tool, args: Mapping[str, Any]) -> dict[str, Any]:
+    """The arguments of a call as values of their types, as DSPy parses them; a `ValueError` names a wrong one."""
+    found: dict[str, Any] = {}
     for name, value in args.items():
         try:
-            tool._validate_and_parse_args(**{name: value})
-        except ValidationError as found:
-            return invalid_argument(name, found, of_dspy=True)
-    return refusal
+            found |= tool._validate_and_parse_args(**{name: value})
+        except ValidationError as refusal:
+            # DSPy validates each as the field `value` of a model of its own: the model must be told the name it knows.
+            raise ValueError(f"the argument {name!r} is invalid: {refusal_text(refusal, 'value')}") from refusal
+    return found
 
 
 OF_AGENT: Final = "of the agent"
@@ -444,7 +393,6 @@ def build_tool(spec: ToolSpec, options: NodeOptions) -> Built:
         programs=action.path[1:] if isinstance(action, ProgramAction) else (),  # with a check as well
         lasting=tuple([option for option, is_set in lasting.items() if is_set]),
         spec=spec,
-        parsers=argument_parsers(spec.tool),
         action=action,
         approval=approval,
         check=check,
@@ -464,7 +412,6 @@ class ToolNode(Node):
 
     Attributes:
         spec: the tool.
-        parsers: the parsers of the arguments.
         action: what is called.
         approval: whether to ask before a call; None for never.
         check: finds problems in a result; None for none.
@@ -478,7 +425,6 @@ class ToolNode(Node):
     look = Look("tool", "tool")
 
     spec: ToolSpec
-    parsers: Mapping[str, ArgumentParser]
     action: ToolAction
     approval: ApprovalRule | None
     check: ToolCheck | None
@@ -652,17 +598,7 @@ class ToolNode(Node):
             wrong = [f"the argument {name!r} is missing" for name in missing]
             wrong += [f"there is no argument {name!r}" for name in unknown]
             raise ValueError(f"{'; '.join(wrong)}. The arguments are {list_names(known)}")
-        found: dict[str, Any] = {}
-        for name, value in args.items():
-            try:
-                parser = self.parsers.get(name)
-                if parser is None:
-                    found |= tool._validate_and_parse_args(**{name: value})
-                else:
-                    found[name] = parser.parse(name, value)
-            except ValidationError as refusal:
-                raise invalid_argument(name, refusal, of_dspy=name not in self.parsers) from refusal
-        return found
+        return parse_arguments(tool, args)
 
     def error_reply(self, call: Call, error: Exception) -> Reply | None:
         """The result that says what the last attempt raised; None if the node fails with it.

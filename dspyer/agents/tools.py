@@ -1,4 +1,6 @@
-"""Tools that a model can call: `tool` gives a function, a `dspy.Tool`, a module or a program the options of a tool."""
+"""Tools that a model can call: `tool` gives a function, a `dspy.Tool`, a module or a program the options of a tool; and
+the plan of an agent, from which its nodes are built.
+"""
 
 from __future__ import annotations
 
@@ -7,14 +9,16 @@ import re
 import warnings
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import KW_ONLY, dataclass, field, replace
-from functools import partial
-from typing import Any, Literal, TypeAlias, get_type_hints
+from functools import cached_property, partial
+from typing import Any, Literal, NamedTuple, TypeAlias, get_type_hints
 
 import dspy
-from pydantic import TypeAdapter
+from pydantic import BaseModel, TypeAdapter
 from pydantic.errors import PydanticUserError
 
 from dspyer import Context, Fill, Graph, Retry, View
+from dspyer.agents.compact import Compact
+from dspyer.agents.conversation import HAND_OFF, SUBMIT, Shown, text_input_of, text_output_of
 from dspyer.agents.tool_action import SESSION, has_sessions
 from dspyer.agents.tool_node import OF_AGENT, ToolSpec, max_result_problem
 from dspyer.errors import GraphError, brief, list_names
@@ -240,6 +244,92 @@ def as_tools(tools: Iterable[Any]) -> tuple[ToolSpec, ...]:
                 stacklevel=4,  # the line of the user, who calls `tool_loop` or `modes`
             )
     return found
+
+
+# --- the plan of an agent
+
+
+Check: TypeAlias = Callable[..., object] | type[BaseModel] | dspy.Module | Graph | str | Literal[True] | None
+
+
+class AgentOptions(NamedTuple):
+    """The options of an agent, as `tool_loop` and `modes` take them."""
+
+    max_turns: int
+    context: Selection
+    config: Mapping[str, Any]
+    lm: dspy.BaseLM | None
+    schema: type[BaseModel] | None
+    check: Check
+    max_fixes: int
+    accept: bool
+    name: str
+    warn_at: int | None
+    max_demo_turns: int | None
+    max_result: int | None
+    compact: Compact | None
+
+
+@dataclass(frozen=True)
+class AgentPlan:
+    """An agent, as its nodes are built from it.
+
+    Attributes:
+        task: its inputs and outputs.
+        modes: its modes by name, that in which it starts first, with the options of the agent where they have none.
+        tools: by mode, the tools that are nodes.
+        options: the options of the whole.
+        shows_mode: whether it has a field for the current mode.
+    """
+
+    task: type[dspy.Signature]
+    modes: Mapping[str, Mode]
+    tools: Mapping[str, tuple[ToolSpec, ...]]
+    options: AgentOptions
+    shows_mode: bool
+
+    @property
+    def nodes(self) -> dict[str, ToolSpec]:
+        """The tools of all modes, by name."""
+        return {tool.name: tool for several in self.tools.values() for tool in several}
+
+    @cached_property
+    def reacts(self) -> dict[str, Any]:
+        """The modules of DSPy whose predictors and tools the modes use."""
+        return {name: self._react(name, mode) for name, mode in self.modes.items()}
+
+    def _react(self, name: str, mode: Mode) -> Any:
+        texts = (self.task.instructions, mode.instructions)
+        task = self.task.with_instructions("\n\n".join(texts)) if mode.instructions else self.task
+        # By such a tool a model hands off to a mode: the node that ends the turn makes the handoff.
+        told = {to: self.modes[to].desc or self.modes[to].instructions for to in mode.to}
+        handoffs = [model_view(f"{HAND_OFF}{to}", {}, {}, told[to] or f"Continue in the mode {to}.") for to in told]
+        react = dspy.ReActV2(task, [*(tool.tool for tool in self.tools[name]), *handoffs])
+        react.react.update_config(**mode.config)
+        # On the predictor and not by a context: it is saved with the program, and `set_lm` may change it.
+        react.react.lm = mode.lm
+        return react
+
+    @property
+    def predictors(self) -> dict[str, dspy.Predict]:
+        """The predictors of the modes."""
+        return {name: react.react for name, react in self.reacts.items()}
+
+    @property
+    def submit(self) -> dspy.Tool:
+        """The tool that gives the outputs, the same one for each mode."""
+        found: dspy.Tool = next(iter(self.reacts.values())).tools[SUBMIT]
+        return found
+
+    @cached_property
+    def shown(self) -> dict[str, Shown]:
+        """The way in which each mode is shown messages."""
+        limits = {name: tool.max_result for name, tool in self.nodes.items() if tool.max_result != OF_AGENT}
+        output, most, found = text_output_of(self.task), self.options.max_result, {}
+        for mode, predictor in self.predictors.items():
+            renders = {tool.name: tool.render for tool in self.tools[mode] if tool.render is not None}
+            found[mode] = Shown(text_input_of(predictor.signature), renders, mode, output, most, limits)
+        return found
 
 
 # --- what is wrong with the options

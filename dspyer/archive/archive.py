@@ -41,7 +41,8 @@ class Archive:
     and compared, and not used. Safe for use by several threads at once.
 
     Args:
-        store: the address of a store, as `compile(store=...)` takes it, or the store itself, which stays open.
+        store: the address of a store, as `compile(store=...)` takes it, or the store itself, which stays open. A file
+            that an address names must exist, or a misspelled one would look empty; a store without one yet is empty.
         key: the key of an encrypted store, or several of them, as `Encrypted(key=...)`; by default those in the
             environment variable `DSPYER_STORE_KEY`. Without a key, lists show all but failures and questions.
 

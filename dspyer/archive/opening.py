@@ -30,10 +30,8 @@ def open_for_reading(store: Store | str | os.PathLike[str], key: Keys) -> Store:
     opened = open_store(store, read_only=True)
     if key is None and not is_encrypted(CheckedStore(opened)):
         return opened
-    try:
-        from dspyer.stores.encrypted import Encrypted
-    except ImportError as error:
-        raise ImportError("an encrypted store needs cryptography: pip install cryptography") from error
+    from dspyer.stores.encrypted import Encrypted  # only here: it needs a package that may be missing
+
     return opened if isinstance(opened, Encrypted) else Encrypted(opened, key)
 
 

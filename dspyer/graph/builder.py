@@ -14,7 +14,7 @@ import dspy
 from pydantic import BaseModel
 
 from dspyer.budget import Budget
-from dspyer.errors import GraphError, noting, refuses_removed
+from dspyer.errors import GraphError, list_names, noting, refuses_removed
 from dspyer.graph.checks import error_edges
 from dspyer.graph.compile import compile_graph, source_text
 from dspyer.graph.spec import (
@@ -532,7 +532,7 @@ class Graph:
             The graph itself, changed.
 
         Raises:
-            GraphError: if the name is taken, reserved or no identifier.
+            GraphError: if the name is taken, reserved or no identifier, or the source is not one name.
 
         Example:
             >>> def route(score):
@@ -547,7 +547,12 @@ class Graph:
         """
         if name is not None:
             check_name(name, self._nodes)
-        self._edges.append(RouterOptions(source, route, path_map, name, writes))
+        sources = checked_edge_ends(source)
+        if len(sources) != 1:
+            raise GraphError(
+                f"a router follows one node, not {list_names(sources)}: lead them to one node, and add it there"
+            )
+        self._edges.append(RouterOptions(*sources, route, path_map, name, writes))
         return self
 
     def add_error_edge(

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import keyword
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import wraps
+from inspect import signature
 from types import MappingProxyType
-from typing import Any, Final, NamedTuple, TypeAlias
+from typing import Any, Final, NamedTuple, ParamSpec, TypeAlias, TypeVar
 
 import dspy
 
@@ -38,6 +40,9 @@ from dspyer.schema.schema import Schema
 from dspyer.schema.type_fit import merge_problem, path_problem
 from dspyer.values import json as encoding
 from dspyer.values.scalars import is_whole_number
+
+_P = ParamSpec("_P")
+_T = TypeVar("_T")
 
 # --- what a `Graph` was given, and the checks that can be made before it is compiled
 
@@ -280,12 +285,13 @@ def explain(graph: GraphSpec) -> str:
     if graph.keep is None or graph.keep:
         lasting = "every field" if graph.keep is None else ", ".join(sorted(graph.keep))
         lines.append(f"  lasts over the runs of a thread: {lasting}")
-    labels = _joined(_router_labels(graph))  # by source and target
+    given, bare = _joined(_router_labels(graph)), {"True", "False", "None"}  # by source and target; these are no texts
+    labels = {edge: label if bare.issuperset(label.split(", ")) else repr(label) for edge, label in given.items()}
     for name in (START, *graph.nodes):
         node = graph.nodes.get(name)
         facts = [] if node is None else [f"reads {_fields(node.reads)}", f"writes {_fields(node.writes)}"]
-        shown = [(target, labels.get((name, target))) for target in topology.own_targets(name)]
-        facts.append("-> " + ", ".join(_target(graph, name, one, repr(label) if label else "") for one, label in shown))
+        targets = [_target(graph, name, one, labels.get((name, one), "")) for one in topology.own_targets(name)]
+        facts.append(f"-> {', '.join(targets)}")
         # From the inside out, as what happens to a call is read: a timeout, then the retry of it.
         each = " per item" if node is not None and node.mapped is not None else ""
         facts += [
@@ -558,7 +564,7 @@ class GraphSpec:
     @property
     def of_around(self) -> frozenset[str]:
         """The fields that a graph around it may give besides its inputs: both may have live fields in common."""
-        return self.also.union(self.topology.schema.live_fields)
+        return self.also.union(self.topology.schema.live_fields).difference(self.inputs)
 
     def lm_call_log(self) -> LMCallLog | None:
         """The log of the LM calls of a stored run; None if they are not recorded."""
@@ -681,6 +687,20 @@ def check_inputs_by_name(graph: GraphSpec, inputs: object) -> None:
     raise InputError(
         f"graph {graph.name!r} takes its inputs as one dict by name: write run({{{name!r}: ...}}); it was given {wrong}"
     )
+
+
+def takes_one_dict(method: Callable[_P, _T]) -> Callable[_P, _T]:
+    """A decorator of a method that takes inputs as one dict, and says so of an input that is given by name."""
+    known = [name for name in signature(method).parameters if name != "self"]
+
+    @wraps(method)
+    def checked(*args: _P.args, **options: _P.kwargs) -> _T:
+        for name in [name for name in options if name not in known]:
+            hint = suggestion(name, known) or f" Inputs are given as one dict: {method.__name__}({{{name!r}: ...}})"
+            raise TypeError(f"{method.__name__}() has no option {name!r}.{hint}")
+        return method(*args, **options)
+
+    return checked
 
 
 TO_KEEP: Final = (

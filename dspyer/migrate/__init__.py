@@ -5,10 +5,10 @@ Only this package imports LangGraph, and `import dspyer` does not import this pa
 
 from importlib.util import find_spec
 
-from dspyer.migrate.internals import not_installed
-
-if find_spec("langgraph") is None:
-    raise not_installed()
+if find_spec("langgraph") is None:  # before the imports below, which would name a module of LangGraph
+    raise ImportError(
+        "dspyer.migrate reads graphs of LangGraph, which is not installed: pip install 'langgraph>=1.2,<1.3'"
+    )
 
 from dspyer.migrate.channels import langgraph_inputs
 from dspyer.migrate.conversion import explain_langgraph, from_langgraph

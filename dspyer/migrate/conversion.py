@@ -332,7 +332,9 @@ class Conversion:
         for name in self.edges.reached:
             names[name] = usable_name(name, names.values())
             if names[name] != name:
-                self.findings.note(f"node {name!r}{self._inside} is named {names[name]!r}")
+                self.findings.note(
+                    f"node {name!r}{self._inside} is named {names[name]!r}, which becomes an attribute of the program"
+                )
         return Targets(names, frozenset(self.builder.nodes), {name: self._kind(name) for name in names})
 
     def _kind(self, name: str) -> Kind:

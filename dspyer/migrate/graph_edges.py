@@ -298,9 +298,9 @@ def _note_questions(builder: Any, targets: Targets, findings: Findings, inside: 
         if kind == "code" and any(use.value is interrupt for use in read_code(builder.nodes[name].runnable).uses)
     ]
     if asking:
-        key = f"{targets.names[asking[0]]}-0"
+        key, verb = f"{targets.names[asking[0]]}-0", "call" if len(asking) > 1 else "calls"
         findings.note(
-            f"{list_names(asking)}{inside} calls interrupt(): answer by resume({{{key!r}: ...}}), where 0 counts the "
+            f"{list_names(asking)}{inside} {verb} interrupt(): answer by resume({{{key!r}: ...}}), where 0 counts the "
             "questions of the node, which runs again from its start, as in LangGraph; in a graph of dspyer, "
             "add_interrupt(...) asks without a second run"
         )

@@ -31,18 +31,11 @@ from dspyer import register_value_type
 from dspyer.nodes.callables import attributes_of
 from dspyer.schema.fields import validated_fields
 
-# The errors for a LangGraph that is not installed, or of a version that is not known.
+# The error for a LangGraph of a version that is not known.
 
 
 TESTED = ("1.2.11", "1.2.22")
 """The versions of LangGraph with which the converter was tested."""
-
-
-def not_installed() -> ImportError:
-    """The error if LangGraph is missing."""
-    return ImportError(
-        "dspyer.migrate reads graphs of LangGraph, which is not installed: pip install 'langgraph>=1.2,<1.3'"
-    )
 
 
 def unknown_version(error: Exception) -> ImportError:

@@ -131,7 +131,9 @@ class ModuleNode(BoundNode):
 
 
 def build_module(module: dspy.Module, options: NodeOptions) -> Built:
-    """A node of a DSPy module that is no compiled graph, and what is wrong with it."""
+    """A node of a DSPy module, which may be a compiled graph, and what is wrong with it."""
+    if is_program(module):
+        return _build_subgraph(module, options)
     found = module_io(module)
     register_dspy_types([*found.inputs.values(), *(found.outputs or {}).values()])
     wrong = Flaws(options.who, [f"{options.who}: {problem}" for problem in found.problems])
@@ -207,7 +209,7 @@ def plan_inputs(found: ModuleIO, options: NodeOptions, wrong: Flaws, copy: bool 
     With `copy` it gets plain copies, as a module must; a graph gets frozen values.
     """
     any_name = "**" in found.extras
-    own = None if any_name else (*found.inputs, *found.extras)
+    own = None if any_name else dict.fromkeys((*found.inputs, *found.extras))
     reads, schema, who = options.reads, options.schema, wrong.who
     if reads is not None:
         wrong.problems += check_names(reads, "reads", who, own=own, schema=schema, overlay=options.not_fields)
@@ -748,7 +750,7 @@ def _is_sent(call: Call) -> bool:
     return call.overlay is not None and SENT in call.overlay
 
 
-def build_subgraph(module: Any, options: NodeOptions) -> Built:
+def _build_subgraph(module: Any, options: NodeOptions) -> Built:
     """A node of a compiled graph, and what is wrong with it."""
     graph, wrong = module.graph, Flaws(options.who)
     found = module_io(module)

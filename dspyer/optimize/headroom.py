@@ -197,7 +197,7 @@ def _share(key: str, sheets: Sequence[Sheet]) -> float | None:
 
 def _warn(room: Headroom, key: str, one: FieldRoom, good: Sequence[Sheet]) -> None:
     """Adds a warning about a key whose gold breaks runs, or that is wrong where the goal is right."""
-    wrong = sum(any(value.key == key and value.verdict == "wrong" for value in run.values) for run in good)
+    wrong = sum(_keeps_wrong(key, run) for run in good)
     if one.lost:
         text = f"the gold of `{key}` breaks {one.lost} of {len(good)} runs whose `{room.name}` is right"
     elif len(good) >= 5 and wrong > len(good) / 5:
@@ -205,3 +205,9 @@ def _warn(room: Headroom, key: str, one: FieldRoom, good: Sequence[Sheet]) -> No
     else:
         return
     room.warnings.append(f"{text}: is its metric too strict?")
+
+
+def _keeps_wrong(key: str, run: Sheet) -> bool:
+    """Tell if a wrong value of a key has lasted: no correction and no later round has replaced it."""
+    last = {(one.scope, one.field, one.item): one for one in run.values if one.key == key and not one.harmless}
+    return any(one.verdict == "wrong" for one in last.values())

@@ -355,8 +355,8 @@ class Session(AttemptHost):
         """Notes on an exception where it was raised. Attempts count within one process: a resume begins with 1."""
         resumes = self.records.resumes
         after = "" if not resumes else f" after {resumes} resume{'s' if resumes > 1 else ''}"
-        where = f"branch {path_text(path)}, visit {visit}, attempt {attempt}{after}"
-        annotate(error, f"in node {node!r} ({where})")
+        of = f" of graph {self.graph.name!r}" if self.ids.scope else ""  # nested nodes may have one name
+        annotate(error, f"in node {node!r}{of} (branch {path_text(path)}, visit {visit}, attempt {attempt}{after})")
 
     def leave_open(self, execution: Execution) -> None:
         """Leaves an execution that was cancelled, or not called, without an outcome; `resume` calls it again.
@@ -825,9 +825,9 @@ def _shown(layer: Layer, event: Event) -> Event | None:
 
 
 def log_conflict(conflict: MergedConflict) -> None:
-    """Logs a resolved conflict as a warning: a write was discarded."""
+    """Log a conflict that a policy has settled, with the value that stays; an unsettled one fails the run."""
     if conflict.winner is not None:
         path = ".".join(map(str, conflict.path))
         writers = ", ".join(author for author, _ in conflict.values)
         decided = f"{brief(conflict.value)} by {conflict.winner}"
-        logger.warning("join at %s: %s wrote %r, %s kept %s", conflict.join, writers, path, conflict.policy, decided)
+        logger.info("join at %s: %s wrote %r, %s kept %s", conflict.join, writers, path, conflict.policy, decided)

@@ -561,8 +561,8 @@ def unwritten_reason(facts: GraphFacts, node: str, field: str) -> str:
     alone = f"only {node} itself writes it" if field in (facts.writes.get(node) or ()) else "no node writes it"
     hint = f"{', '.join(later)} writes it, but {when}" if later else alone
     return (
-        f"which nothing can have written by then ({hint}): make it an input, give it a default, or put a node that "
-        "writes it before"
+        f"which nothing can have written by then ({hint}): make it an input, Graph(..., inputs=[..., {field!r}]), give "
+        "it a default, or put a node that writes it before"
     )
 
 

@@ -47,10 +47,8 @@ def open_store(address: Store | str | os.PathLike[str], *, read_only: bool = Fal
     if text == ":memory:":
         return Memory()
     if text.startswith(POSTGRES):
-        try:
-            from dspyer.stores.postgres import Postgres  # only here: its driver is an optional dependency
-        except ImportError as error:
-            raise ImportError("a store in PostgreSQL needs psycopg: pip install 'psycopg[binary]'") from error
+        from dspyer.stores.postgres import Postgres  # only here: its driver is an optional dependency
+
         return Postgres(text, read_only=read_only)
     path = text.removeprefix(SQLITE)
     if isinstance(address, str) and "://" in path:

@@ -152,7 +152,7 @@ class DeletionReport(NamedTuple):
 
     Attributes:
         threads: names of the deleted threads.
-        runs: how many runs were deleted.
+        runs: how many runs were deleted whole; one that is kept in part, since others reach it, is not among them.
         rows: how many rows were deleted, including those of runs that are kept in part.
         kept: by the name of each remaining thread, the ids of the runs that it keeps from being deleted.
         erased: whether the deleted bytes were overwritten as well. False if another program kept the log of an SQLite

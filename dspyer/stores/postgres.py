@@ -30,10 +30,13 @@ from typing import Any, TypeVar
 from urllib.parse import quote, unquote, urlsplit
 from weakref import WeakSet, WeakValueDictionary, finalize
 
-import psycopg
-from psycopg import sql
-from psycopg.conninfo import conninfo_to_dict
-from psycopg.pq import TransactionStatus
+try:
+    import psycopg
+    from psycopg import sql
+    from psycopg.conninfo import conninfo_to_dict
+    from psycopg.pq import TransactionStatus
+except ImportError as error:
+    raise ImportError("a store in PostgreSQL needs psycopg: pip install 'psycopg[binary]'") from error
 
 from dspyer import clock
 from dspyer.errors import StoreError

@@ -42,9 +42,10 @@ class ScriptedLM(TextLM):
 
             An answer is a text (the raw answer of the LM), a dict of output fields (written in the form that the
             adapter asks for), an exception to raise as DSPy does (of `dspy.utils.exceptions`; any other one becomes an
-            `LMUnexpectedError`), or a function from `Prompt` to one of these. A field of tool calls is a list of
-            `{"name": ..., "args": {...}}`, each with an `id` if it matters: they are returned as native calls if the
-            request offers tools.
+            `LMUnexpectedError`), or a function from `Prompt` to one of these. DSPy reads None of a field `str | None`
+            as the text "None", of any LM, unless the adapter is a `dspy.JSONAdapter`. A field of tool calls is a list
+            of `{"name": ..., "args": {...}}`, each with an `id` if it matters: they are returned as native calls if
+            the request offers tools.
         model: name of the model, in histories and usage.
         **kwargs: settings of `dspy.LM`; by default it does not cache and does not retry.
 

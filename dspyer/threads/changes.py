@@ -146,7 +146,7 @@ def update_thread(thread: StoredThread, change: Mapping[str, Any] | None, as_nod
         made: NewRun = (thread.next_part(head, prefix.run.run, prefix.last_row), rows)
     else:
         if prefix is not None and node is None:
-            _only_branch(thread, prefix)
+            _only_branch(thread, prefix, as_node)
         parents = () if last_row is None else (last_row,)
         made = _run_of_one(thread, head, parents, patch, as_node or node)
         if as_node is None and node is None:
@@ -370,21 +370,26 @@ def _write_run(store: Store, thread: ThreadRow, made: NewRun) -> None:
     )
 
 
-def _only_branch(thread: StoredThread, prefix: HistoryPrefix) -> tuple[RunState, Branch]:
-    """An open run as it stands, and its only active branch.
+def _only_branch(thread: StoredThread, prefix: HistoryPrefix, as_node: str | None = None) -> tuple[RunState, Branch]:
+    """An open run as it stands, and its only active branch, or the first where `as_node` has just forked.
 
     Raises `ThreadError` if several branches are active, with the nearest versions at which only one was, or if the run
-    has no commit yet.
+    has no commit yet. Of a fork without a commit, all branches are left for those that the node leads into now.
     """
     # The rebuilt run knows where it stands: rows alone do not say which branches are active.
     run = thread.rebuild(prefix.run, thread.read_records(prefix.run)).run
     branches = active_branches(run)
-    if len(branches) != 1:
+    last = run.log[-1].commit if run.log else None
+    forks = last is not None and not last.branch and {branch.head for branch in branches} == {len(run.log) - 1}
+    fork = last.node if last is not None and forks and last.node in thread.graph.nodes else None
+    if len(branches) != 1 and (fork is None or fork != as_node):
+        hint = f". Or correct what {fork!r} has written: thread.update(patch, as_node={fork!r}), also of a copy"
         raise ThreadError(
             f"{len(branches)} branches of thread {thread.name!r} are active there, and a manual change must be one "
             f"that all of them share. {_nearest_single_branch(thread.history.listed(), prefix.number)}"
+            + ("" if fork is None else hint)
         )
-    (branch,) = branches
+    branch = branches[0]
     if branch.head < 0:
         raise ThreadError(
             f"the last run of thread {thread.name!r} has no commit yet: call thread.resume(), or start another "

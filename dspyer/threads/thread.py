@@ -14,6 +14,7 @@ from dspyer.budget import Budget
 from dspyer.errors import refuses_removed, shows_removed
 from dspyer.events import Answer, Commit, LMCall, Question, Sent
 from dspyer.failure import Failure
+from dspyer.graph.spec import takes_one_dict
 from dspyer.log.execution_records import totals_at
 from dspyer.log.rows import total_cost
 from dspyer.log.time_travel import Moment, failures_in, last_end, open_questions, status_of, thread_bounds
@@ -37,9 +38,6 @@ from dspyer.worker_threads import run_in_thread
 @shows_removed
 class Thread:
     """A named conversation: runs over one state, kept in the store of the program. `program.thread(name)` makes it.
-
-    Attributes:
-        name: its name.
 
     Example:
         >>> from dspyer import END, START, Graph
@@ -66,6 +64,7 @@ class Thread:
     # --- run
 
     @refuses_removed("Thread")
+    @takes_one_dict
     def run(
         self,
         inputs: Mapping[str, Any],
@@ -166,10 +165,8 @@ class Thread:
         """Starts a run like `run` and yields its events as they happen.
 
         The run begins with the first event that is asked for. Closing the stream early stops it: what runs is finished
-        and committed, and `resume` or `stream_resume` continues from there. `tokens`, `reads`: as in `program.stream`.
-
-        Returns:
-            An iterator of events; its `run` is there after the last one. A question ends the events.
+        and committed, and `resume` or `stream_resume` continues from there. A question ends the events. After the last
+        one the iterator has the `run`. `tokens`, `reads`: as in `program.stream`.
 
         Raises:
             ConcurrentRunError: with the first event, as all that `run` raises.
@@ -210,10 +207,9 @@ class Thread:
             >>> graph = Graph().add_node("greet", lambda name: {
             ...     "text": f"Hello {name}"}).add_path(START, "greet", END)
             >>> t = graph.compile(store=":memory:").thread("t-42")
-            >>> async def names():
-            ...     return [type(event).__name__ async
-            ...         for event in t.astream({"name": "Ada"})]
-            >>> asyncio.run(names())[-1]
+            >>> async def names(events):
+            ...     return [type(event).__name__ async for event in events]
+            >>> asyncio.run(names(t.astream({"name": "Ada"})))[-1]
             'RunEnded'
         """
         request = new_request(resources, live, budget, tokens, reads)
@@ -233,7 +229,7 @@ class Thread:
     ) -> Run:
         """Continues the last run where it ended: after a failure, a crash, a stop or a question.
 
-        What has finished is not called again.
+        What has finished is not called again; the result has the commits from the beginning of the run.
 
         Args:
             answers: answers to open questions, by `Question.id`. A key does if exactly one open question has it; it
@@ -247,9 +243,6 @@ class Thread:
             allow_changed_graph: whether a graph may continue the run that has changed since it began (nodes, edges,
                 fields, policies; code, prompts and LMs may always differ), as far as the log fits it.
 
-        Returns:
-            The run, with the commits from its beginning.
-
         Raises:
             ConcurrentRunError: if another run owns the thread.
             ChangedGraphError: if the graph has changed, with the differences. No node was called then.
@@ -259,8 +252,7 @@ class Thread:
 
         Example:
             >>> from dspyer import END, START, Graph
-            >>> graph = Graph().add_interrupt("ok", question="Send it?", answer=bool,
-            ...     into="sent")
+            >>> graph = Graph().add_interrupt("ok", question="Send?", into="sent")
             >>> t = graph.add_path(START, "ok", END).compile(store=":memory:").thread(
             ...     "t-42")
             >>> t.run({}).status, t.resume({"ok": True}).state["sent"]
@@ -310,11 +302,7 @@ class Thread:
         tokens: bool = False,
         reads: bool = False,
     ) -> Events:
-        """Continues the last run like `resume` and yields its events from now on; `tokens`, `reads` as in `stream`.
-
-        Raises:
-            ConcurrentRunError: with the first event, as all that `resume` raises.
-            Exception: of the node that failed, after the last event.
+        """Continues the last run like `resume` and yields its events from now on, as `stream`, which raises the same.
 
         Example:
             >>> from dspyer import END, START, Graph
@@ -326,8 +314,7 @@ class Thread:
             ...     for event in t.stream_resume({"ok": True})][-1])
             ('interrupted', 'RunEnded')
         """
-        request = new_request(resources, True, budget, tokens, reads)
-        answered = Delivery.checked(answers, by, comment)
+        request, answered = new_request(resources, True, budget, tokens, reads), Delivery.checked(answers, by, comment)
         return resumed_play(self._stored, answered, request, take_over, max_resumes, allow_changed_graph).stream()
 
     def astream_resume(
@@ -359,8 +346,7 @@ class Thread:
             >>> t.run({}).status, asyncio.run(names())[-1]
             ('interrupted', 'RunEnded')
         """
-        request = new_request(resources, True, budget, tokens, reads)
-        answered = Delivery.checked(answers, by, comment)
+        request, answered = new_request(resources, True, budget, tokens, reads), Delivery.checked(answers, by, comment)
         return resumed_play(self._stored, answered, request, take_over, max_resumes, allow_changed_graph).astream()
 
     # --- read
@@ -426,8 +412,7 @@ class Thread:
         return total_cost(self.usage)
 
     def lm_calls(self, commit: int | str) -> tuple[LMCall, ...]:
-        """The LM calls of a commit, with those of items and graphs inside of its node, in the order in which
-        they began.
+        """The LM calls of a commit, also of items and graphs inside of its node, in the order in which they began.
 
         Args:
             commit: version or id of the commit; of an execution that has failed, its id (`Failure.execution`).
@@ -484,8 +469,6 @@ class Thread:
     def items(self, node: str, run: str | None = None) -> Items:
         """The items of a map of the last run, as `run.items(node)`, also while a process runs it, and after a crash.
 
-        Asked for again, it reads what was written since.
-
         Args:
             node: the map.
             run: as in `record`.
@@ -504,7 +487,7 @@ class Thread:
             ...     t.items("half").results)
             ('failed', 'half: 2 of 3 items, 1 failed', {0: 6, 1: 3})
         """
-        return self._records.items(node, run)
+        return self._records.record(run).items(node)
 
     def stats(self) -> display.Stats:
         """The reliability of each node, over all runs, as `run.stats()`. Reads the whole history.
@@ -552,8 +535,7 @@ class Thread:
             ...     "tags": [state["word"]]}).add_path(START, "tag", END)
             >>> t = graph.compile(store=":memory:").thread("t-42")
             >>> _ = t.run({"word": "bee"}), t.run({"word": "fly"})
-            >>> [(commit.version, commit.id, commit.node) for commit in t.history()][
-            ...     1:3]
+            >>> [(one.version, one.id, one.node) for one in t.history()][1:3]
             [(1, 't-42.1/trunk:1', 'tag'), (2, 't-42.2/trunk:0', 'START')]
             >>> [commit.version for commit in t.history(count=2, newest=True)]
             [3, 2]
@@ -580,14 +562,11 @@ class Thread:
         return self._stored.history.at(version)
 
     def diff(self, first: Moment, second: Moment) -> dict[str, Any]:
-        """The smallest patch that turns one state into another.
+        """The smallest patch from one state to another: new values by field, `DELETE` for a field that is gone.
 
         Args:
             first: version or id of a commit, or a state: `thread.diff(3, other.state)` compares with another thread.
             second: the same.
-
-        Returns:
-            The patch: new values by field, `DELETE` for a field that is gone.
 
         Raises:
             LookupError: if there is no such commit.
@@ -693,9 +672,6 @@ class Thread:
             budget: as in `program.run`.
             take_over: replaces another owner, which can commit nothing more.
 
-        Returns:
-            The run, with the commits from its beginning.
-
         Raises:
             ConcurrentRunError: if another run owns the thread.
             ThreadError: if the commit is the end of a run: nothing comes after it.
@@ -800,7 +776,6 @@ class Thread:
 
         Raises:
             ThreadError: if no run works on the thread.
-            StoreError: if the store fails.
 
         Example:
             >>> from dspyer import END, START, Graph
@@ -824,12 +799,10 @@ class Thread:
         Args:
             patch: the change, as a node would return it; None changes nothing. In a conversation, a message with a
                 known id replaces the one that has it, and `remove(id)` removes one.
-            as_node: corrects what this node has written, and makes it the author. If its edges lead to END alone, or it
-                has ended the last run by a `Command`, the run is completed at once; else the next `resume()` continues
-                along them, and asks its routers. An open run is abandoned.
-
-        Returns:
-            The commit; its author is `"update"`, or the node.
+            as_node: corrects what this node has written, and makes it the author, instead of `"update"`. If its edges
+                lead to END alone, or it has ended the last run by a `Command`, the run is completed at once; else the
+                next `resume()` continues along them, and asks its routers. An open run is abandoned. The node
+                before a fork can be corrected until a branch has committed.
 
         Raises:
             ConcurrentRunError: if a run owns the thread.
@@ -897,9 +870,6 @@ class Thread:
         Args:
             take_over: deletes it although a run owns it; that run commits nothing more.
 
-        Returns:
-            What was deleted, and what stayed with the names of the threads that reach it.
-
         Raises:
             ConcurrentRunError: if a run owns the thread, or acquires it meanwhile.
             ThreadError: if there is no such thread.
@@ -923,9 +893,6 @@ class Thread:
             before: version or id of a commit; its run is the first one that stays.
             take_over: as in `delete`.
 
-        Returns:
-            What was deleted and what stayed, as `delete` does.
-
         Raises:
             ConcurrentRunError: if a run owns the thread.
             ThreadError: if there is no such thread, or the run merges two threads.
@@ -946,10 +913,8 @@ class Thread:
     def export(self, path: str | os.PathLike[str]) -> str:
         """Writes the thread to a file of JSON lines (runs, rows, large values), and returns the digest of the lines.
 
-        The file is a copy of what is stored, which `load` reads: also of what `compile(redact=...)` hides elsewhere.
-
-        Args:
-            path: the file; it is replaced.
+        A file that is there is replaced. It is a copy of what is stored, which `load` reads: also of what
+        `compile(redact=...)` hides elsewhere, and in plain text if the store is encrypted.
 
         Raises:
             ThreadError: if there is no such thread.
@@ -969,13 +934,9 @@ class Thread:
     def load(self, path: str | os.PathLike[str]) -> None:
         """Makes this thread from a file that `export` has written, in this store or another one.
 
-        Runs that are in the store already are shared, not stored twice.
-
-        Every line is checked before anything is written, and nothing is executed or imported. Limits: 256 MiB of JSON
-        and 4,000,000 values for a commit, answer or snapshot, with 1 GiB of long texts; 1 GiB for a line; 100 levels.
-
-        Args:
-            path: the file.
+        Runs that are in the store already are shared, not stored twice. Every line is checked before anything is
+        written, and nothing is executed or imported. Limits: 256 MiB of JSON and 4,000,000 values for a commit, answer
+        or snapshot, with 1 GiB of long texts; 1 GiB for a line; 100 levels.
 
         Raises:
             ThreadError: if there is a thread of this name.

@@ -128,7 +128,10 @@ PROBLEMS: dict[str, tuple[Callable[[], Any], str]] = {
     "settings that are no dict": (lambda: loop(config="cold"), "config='cold': give settings of the LM"),
     "an input that DSPy uses": (lambda: loop("history -> report"), "'history' cannot be an input or output"),
     "an output that the agent uses": (lambda: loop("task -> messages"), "'messages' cannot be an input or output"),
-    "a field of signature and schema": (lambda: loop(schema=WithTask), "'task' is a field of the signature and"),
+    "a field of signature and schema": (
+        lambda: loop(schema=WithTask),
+        "'task' is a field of the signature and.*if Kept",
+    ),
     "a field that the agent has": (
         lambda: agents.modes("task -> report", {"a": agents.Mode()}, schema=WithMode),
         "'mode' cannot be a field of the schema",

@@ -117,7 +117,7 @@ PROBLEMS: dict[str, Problem] = {
     "a join prefers no node": Problem(
         "prefers 'judge', which is no node", lambda g: g.add_edge("a", END, policy={"draft": prefer("judge")})
     ),
-    "read before written": Problem("reads 'late', which nothing can have written", at("r", lambda late: None)),
+    "read before written": Problem("make it an input, Graph(..., inputs=[..., 'late'])", at("r", lambda late: None)),
     "read of no field": Problem("'qestion'", at("q", lambda qestion: None)),
     "lambda s": Problem("name it `state`", at("s", lambda s: None)),
     "write of no field": Problem("'drfat'", at("o", nothing, writes=["drfat"])),

@@ -7,9 +7,7 @@ where the two differ, with dspyer's outcome and the reason; `refused_graphs.py` 
 from __future__ import annotations
 
 import copy
-import importlib.util
 import logging
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -174,10 +172,3 @@ def test_what_was_inferred_is_noted_and_logged_once(caplog: pytest.LogCaptureFix
 def test_a_router_that_is_not_retried_is_noted() -> None:
     notes = explain_langgraph(service_graphs.a_router_that_fails_under_a_retry(Seen())).notes
     assert [note for note in notes if note.startswith("the retry policy of 'a' holds for the node")]
-
-
-def test_without_langgraph_the_error_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
-    monkeypatch.delitem(sys.modules, "dspyer.migrate")
-    with pytest.raises(ImportError, match=r"pip install 'langgraph>=1.2,<1.3'"):
-        importlib.import_module("dspyer.migrate")

@@ -230,6 +230,8 @@ def test_labels_besides_the_literals_are_allowed_if_the_annotation_is_not_comple
 def test_explain_shows_the_labels_of_each_target() -> None:
     text = graph_of(gives("again"), LABELS).compile().graph.explain()
     assert "-> search ('again, both, Size.BIG'), END ('done, small'), other ('both, True')" in text
+    text = graph_of(gives(True), {True: "search", False: END, None: END}).compile().graph.explain()
+    assert "-> search (True), END (False, None)" in text
 
 
 # --- by a field

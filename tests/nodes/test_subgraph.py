@@ -231,6 +231,12 @@ def shout() -> Graph:
     return graph.add_path(START, "shout", END)
 
 
+def test_the_error_about_reads_names_each_input_once() -> None:
+    graph = Graph().add_node("shout", shout(), reads=["txt"]).add_path(START, "shout", END)
+    with pytest.raises(GraphError, match=r"'txt' in reads is none of its inputs \('text', 'loud'\)"):
+        graph.compile()
+
+
 def use_in_function(text: str, inner: Any) -> dict[str, Any]:
     return {"found": inner(text=text).loud}
 

@@ -258,6 +258,19 @@ def test_gold_that_breaks_runs_is_named() -> None:
     assert str(found).splitlines()[-1] == f"warning: {text}"
 
 
+@pytest.mark.parametrize("corrected", [True, False])
+def test_a_wrong_value_that_was_corrected_is_no_reason_for_a_warning(corrected: bool) -> None:
+    """Each first answer is refused; the same metric warns where the wrong answer is kept."""
+    graph = Graph(name="Corrected", inputs=["n"]).add_node("a", lambda n: {"a": -n}, writes=["a"])
+    graph.add_check("check", lambda a: ["negative"] if a < 0 and corrected else [], of="a", fix=lambda n: {"a": n})
+    program = graph.add_node("b", lambda n: {"b": n}, writes=["b"]).add_path(START, "a", "b", END).compile()
+    rows = [dspy.Example(n=n).with_inputs("n") for n in range(1, 7)]
+    found = headroom(program, rows, by_field({"a": lambda example, a: a > 0, "b": equals("n")}, goal="b"))
+    assert (found.goal, found.fields["a"].right) == (1, 0.5 if corrected else 0)
+    text = "`a` is wrong in 6 of 6 runs whose `b` is right: is its metric too strict?"
+    assert found.warnings == ([] if corrected else [text])
+
+
 @each(
     ("good", "wrong", "warned"),
     [(5, 1, False), (5, 2, True), (4, 4, False), (10, 2, False), (10, 3, True)],

@@ -24,7 +24,6 @@ from tenacity import wait_none
 import dspyer
 from dspyer import END, START, Budget, CompiledGraph, Context, Failure, Graph, Retry
 from dspyer.testing import ScriptedLM
-from tests.children import run_python
 from tests.rows import each
 from tests.runtime.conftest import Play
 
@@ -442,19 +441,6 @@ def test_it_is_silent_without_a_terminal(stderr: Any, terminal: Terminal, monkey
         assert chain(work_once).run({}).status == "completed"
         assert sys.stdout is before
     assert stderr is None or stderr.getvalue() == ""
-
-
-def test_without_rich_the_error_names_it() -> None:
-    source = """
-import sys, dspyer
-sys.modules["rich.console"] = None
-try:
-    with dspyer.progress():
-        pass
-except ImportError as error:
-    print(error)
-"""
-    assert run_python(source, check=True).stdout == "dspyer.progress() needs rich: pip install rich\n"
 
 
 # --- the terminal

@@ -262,7 +262,7 @@ def test_error_notes_say_how_often_the_run_was_resumed() -> None:
 
     inner = Graph().add_node("bad", bad).add_path(START, "bad", END).compile()
     thread = Graph().add_node("around", inner).add_path(START, "around", END).compile(store=":memory:").thread("t")
-    place = "in node 'bad' (branch trunk, visit 1, attempt 1"
+    place = "in node 'bad' of graph 'Graph' (branch trunk, visit 1, attempt 1"
     assert note(thread.run({})) == f"{place})"
     assert note(thread.resume()) == f"{place} after 1 resume)"
     assert note(thread.resume()) == f"{place} after 2 resumes)"

@@ -146,6 +146,26 @@ def test_a_manual_commit_inside_a_fork_is_refused() -> None:
     assert thread.copy("c", at=3).resume().state == run.state
 
 
+def test_a_commit_as_the_node_that_forked_begins_all_branches_anew() -> None:
+    office = Office()
+    office.bad = {"file", "done"}
+    thread = office.thread()
+    assert thread.run({}).status == "failed"  # both branches, before any commit of theirs
+    office.bad.clear()
+    for change in (lambda: thread.update({"n": 5}), lambda: thread.update({"n": 5}, as_node="file")):
+        with pytest.raises(ThreadError, match=r"2 branches .* Or correct what 'send' has written: .*as_node='send'"):
+            change()
+    copy = thread.copy("c", at=2)
+    for one in (thread, copy):
+        one.update({"draft": "v2"}, as_node="send")
+        office.calls.clear()
+        run = one.resume()
+        assert sorted(office.calls) == ["done", "file"]
+        assert run.state["log"] == ["write ", "send v1", "file v2", "done v2"]
+        assert one.blame("draft").node == "send"
+        assert one.replay() == run.state
+
+
 def test_after_a_commit_as_a_node_the_next_resume_asks_its_routers() -> None:
     office = Office()
     thread = office.failed("send")

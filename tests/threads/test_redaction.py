@@ -92,7 +92,7 @@ def program(redact: Any, store: Any = None, **options: Any) -> CompiledGraph:
 def test_redacted_values_appear_in_no_event_log_or_error(redact: Any, caplog: pytest.LogCaptureFixture) -> None:
     store = Memory()
     t = program(redact, store, merge={"token": "last_write_wins"}).thread("t")
-    with caplog.at_level(logging.WARNING, "dspyer"):
+    with caplog.at_level(logging.INFO, "dspyer"):
         stream = t.stream({"q": "plain"})
         seen = [repr(event) for event in stream]
     run = stream.run
