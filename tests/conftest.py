@@ -9,7 +9,7 @@ import inspect
 import os
 import shutil
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Generator, Iterator
 from pathlib import Path
 from types import GenericAlias, SimpleNamespace
 from typing import Any
@@ -28,7 +28,7 @@ from dspy.adapters import utils as adapter_utils
 from dspy.adapters.types.tool import ToolCalls
 from dspy.clients.base_lm import GLOBAL_HISTORY
 from hypothesis import HealthCheck, settings
-from pydantic import TypeAdapter
+from pydantic import TypeAdapter, ValidationError
 
 from dspyer import END, START, CompiledGraph, Graph
 from dspyer.errors import Interrupted
@@ -69,30 +69,26 @@ _inspect.ast = SimpleNamespace(**{**vars(ast), "parse": _parse})
 
 # DSPy makes an adapter for each value of each prompt, a tenth of the time of its optimizers, and a JSON schema for each
 # field of each prompt. These types have one only.
-_plain = {kind: TypeAdapter(kind) for kind in (str, int, float, bool, list, dict, type(None), list[str], ToolCalls)}
+_PLAIN = [str, int, float, bool, list, dict, type(None), list[str], ToolCalls]
+_adapters: dict[Any, Any] = {kind: TypeAdapter(kind) for kind in _PLAIN}
+for _adapter in _adapters.values():
+    _adapter.json_schema = functools.cache(_adapter.json_schema)
+
+
+def _adapter_of(kind: Any) -> Any:
+    """The adapter of a type. Others than these may have no hash."""
+    return (_adapters.get(kind) if isinstance(kind, type | GenericAlias) else None) or TypeAdapter(kind)
+
+
 _adapter_utils: Any = adapter_utils
-_json_schema = _adapter_utils._get_json_schema
-_schemas = {kind: _json_schema(kind) for kind in (list[str], dict, ToolCalls)}
-
-
-def _known(table: dict[Any, Any], make: Callable[[Any], Any]) -> Callable[[Any], Any]:
-    def find(kind: Any) -> Any:
-        found = table.get(kind) if isinstance(kind, type | GenericAlias) else None  # others may have no hash
-        return make(kind) if found is None else found
-
-    return find
-
-
-_adapter_utils.TypeAdapter = _known(_plain, TypeAdapter)
-_adapter_utils._get_json_schema = _known(_schemas, _json_schema)
+_adapter_utils.TypeAdapter = _adapter_of
+_adapter_utils.pydantic = SimpleNamespace(TypeAdapter=_adapter_of, ValidationError=ValidationError)
 
 
 @pytest.hookimpl(wrapper=True)
-def pytest_collect_file() -> Iterator[None]:
+def pytest_collect_file() -> Generator[None, list[pytest.Collector], list[pytest.Collector]]:
     """Tests have no doctests: searching their modules for some takes a tenth of the collection."""
-    found: Any = yield
-    kept: Any = [collector for collector in found if type(collector) is pytest.Module]
-    return kept
+    return [collector for collector in (yield) if type(collector) is pytest.Module]
 
 
 @pytest.hookimpl(wrapper=True)
