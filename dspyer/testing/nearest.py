@@ -545,7 +545,7 @@ def _prose(text: str) -> str:
 # --- the similarity of texts: words, stems, and the cosine of TF-IDF weighted features
 
 _WORD = re.compile(r"[^\W_]+(?:['’][^\W_]+)?")
-_SENTENCE = re.compile(r"(?:(?<=[.!?…])|(?<=[.!?…][\"'”’)])|(?<=[.!?…][\"'”’)]{2}))\s+|\n+")
+_SENTENCE = re.compile(r"(?<=[.!?…])[\"'”’)]*\s+|\n+")
 # A common English ending, the longest that leaves four letters.
 _ENDING = re.compile(r"(?<=....)(?:ations?|ments?|ings?|edly|ions?|ied|ies|ed|es|ly|s)$")
 _STOP_WORDS = """
