@@ -98,6 +98,8 @@ check: lint types docs test
 bench: $(READY)
 	$(BIN)/python -m bench
 	$(BIN)/python -m bench.overhead
+	$(BIN)/python -m bench.optimize
+	$(BIN)/python -m bench.langgraph_suite
 	$(BIN)/python -m bench.growth
 	$(BIN)/python -m bench.executors
 	$(BIN)/python -m bench.converted

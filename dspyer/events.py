@@ -1,8 +1,6 @@
-"""The values that a run records and streams: commits, conflicts, questions and events. Nothing here decides anything.
+"""The values that a run records, then its events, in the order in which a reader meets them in a stream.
 
-Records come first, then the events in the order in which a reader meets them in a stream. Every one is a frozen
-dataclass, can be pickled and compared, and has a `to_dict()` whose result `json.dumps` takes. What shows events shows
-any by `label()` and `to_dict()`, so that a new one is its class and nothing else.
+Every one is a frozen dataclass, can be pickled and compared, and has a `to_dict()` whose result `json.dumps` takes.
 """
 
 from __future__ import annotations

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
         FunctionStep,
         ModuleStep,
         Script,
+        TwoWays,
         arun_script,
         is_async,
         is_program,
@@ -37,7 +38,19 @@ if TYPE_CHECKING:
 
 __all__ = ["Address", "Binding", "Built", "Call", "Event", "Flaws", "FrozenDict", "FrozenList", "FunctionSignature"]
 __all__ += ["FunctionStep", "Inner", "KindOptions", "Layer", "LogEntry", "Look", "ModuleIO", "ModuleStep", "NewRow"]
-__all__ += ["Node", "NodeOptions", "Output", "Parameter", "Place", "Reply", "Schema", "Script", "Stop", "Templates"]
+__all__ += [
+    "Node",
+    "NodeOptions",
+    "Output",
+    "Parameter",
+    "Place",
+    "Reply",
+    "Schema",
+    "Script",
+    "Stop",
+    "Templates",
+    "TwoWays",
+]
 __all__ += ["apply_value", "arun_script", "check_names", "filled", "flag_problems", "freeze", "full_id"]
 __all__ += ["hidden_problems", "indented", "is_async", "is_number", "is_program", "is_whole_number", "is_within"]
 __all__ += ["label", "module_io", "outermost_execution", "part_id", "path_text", "plan_binding", "plan_templates"]
@@ -54,7 +67,7 @@ _HOMES = {
     ".nodes.module": "ModuleIO module_io",
     ".nodes.node": "Built Call Flaws Look Node Output Reply",
     ".nodes.options": "KindOptions NodeOptions",
-    ".nodes.steps": "FunctionStep ModuleStep Script arun_script is_async is_program run_script wrapped",
+    ".nodes.steps": "FunctionStep ModuleStep Script TwoWays arun_script is_async is_program run_script wrapped",
     ".patch": "apply_value",
     ".scheduler.lineage": "LogEntry",
     ".schema.schema": "Schema",

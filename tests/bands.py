@@ -15,8 +15,7 @@ NOT_YET: dict[str, str] = {
     ),
     "agents.settle": "value_in",
     "agents.tool_action": (
-        "BoundNode SubgraphNode TwoWays messages_in plan_inputs program_step selected values_of_prediction "
-        "with_valid_text"
+        "BoundNode SubgraphNode messages_in plan_inputs program_step selected values_of_prediction with_valid_text"
     ),
     "agents.tool_node": (
         "NodeModules OfGraph RESERVED_KEYS asks_module build_finder found_problems giving modules_text permitted "
@@ -76,8 +75,8 @@ NOT_YET: dict[str, str] = {
     "runtime.drivers": "OPENTELEMETRY UNTRACED continued_trace span_layers",
     "search.search_graph": "is_record is_value_class modules_in name_map named_classes",
     "search.trial": (
-        "Item MISSING MapOptions Within build_module build_subgraph each_update fits function_finder in_rollout "
-        "resets results_of shown_type step_count take_steps"
+        "Item MISSING MapOptions Within build_module each_update fits function_finder in_rollout resets results_of "
+        "shown_type step_count take_steps"
     ),
     "serve.agui_events": "Redactor Session THOUGHT last_of_refusal last_of_run redacted",
     "serve.agui_messages": "SUBMIT TURN",

@@ -119,6 +119,8 @@ def test_what_programs_read() -> None:
     pages = {name_of(path): path.read_text() for path in PAGES}
     listed = (SITE / "llms.txt").read_text()
     assert not [name for name in pages if f"({SITE_URL}{name})" not in listed]
+    assert ": None" not in listed, "a page without a description"
+    assert max(tab.count("\n- [") for tab in listed.split("\n## ")) <= 14
     assert (SITE / "img" / "card.png").exists()
     for name, text in pages.items():
         assert re.search(r'property="og:title" content=".+"', text), name

@@ -196,6 +196,23 @@ MISTAKES: dict[str, tuple[Callable[[], Any], str]] = {
         lambda: cast(Any, of(takes_s).run({"s": {"n": 1}})).n,
         r"'Run' object has no attribute 'n': a field of the state is read as run.state\['n'\]",
     ),
+    "inputs of a run by name": (
+        lambda: cast(Any, of(takes_s)).run(s={"n": 1}),
+        r"run\(\) has no option 's'. Inputs are given as one dict: run\({'s': ...}\)$",
+    ),
+    "inputs of a run on a thread by name": (
+        lambda: (
+            cast(Any, Graph().add_node("a", takes_s).add_path(START, "a", END))
+            .compile(store=":memory:")
+            .thread("t")
+            .run(s={})
+        ),
+        r"run\(\) has no option 's'. Inputs are given as one dict",
+    ),
+    "a misspelt option of a run": (
+        lambda: cast(Any, of(takes_s)).run({"s": {"n": 1}}, buget=None),
+        r"run\(\) has no option 'buget'. Did you mean 'budget'\?$",
+    ),
     "a misspelt attribute of a run": (
         lambda: cast(Any, of(takes_s).run({"s": {"n": 1}})).failure,
         r"read as run.state\['failure'\]. Did you mean 'failures'\?$",

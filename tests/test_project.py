@@ -128,6 +128,25 @@ def test_the_readme_is_short() -> None:
     assert text.count("\n## ") <= 8
 
 
+def test_pages_have_their_parts() -> None:
+    """Where to read on, and in a tutorial parts of the program with what it prints: test_examples.py looks for that."""
+    pages = [path for path in (ROOT / "docs").rglob("*.md") if path.parent.name != "api"]
+    last = {path.name: re.findall(r"^## (.*)", path.read_text(), re.MULTILINE)[-1:] for path in pages}
+    assert {name for name, title in last.items() if title != ["Next"]} == {"command-line.md", "errors.md"}
+    for path in pages:
+        if path.parent.name == "tutorials" and path.name != "index.md":
+            text = path.read_text()
+            assert text.count('--8<-- "examples/') >= 4, path.name
+            assert text.count("\n```text\n") >= 2, path.name
+
+
+def test_examples_of_docstrings_fit_into_the_pages() -> None:
+    lines = [
+        (path.name, line.strip()) for path in (ROOT / "dspyer").rglob("*.py") for line in path.read_text().splitlines()
+    ]
+    assert not [(name, line) for name, line in lines if line.startswith((">>> ", "... ")) and len(line) > 76]
+
+
 def packages(requirements: list[str]) -> frozenset[str]:
     """The names of what is required, without versions and extras of their own."""
     return frozenset(Requirement(text).name for text in requirements)
@@ -154,6 +173,10 @@ def test_nothing_sends_users_to_the_other_project() -> None:
     assert len(texts) > 200
     there = re.compile(r"theramkm|uv add dspyer|pip install[^`\n]*['\" ]dspyer\b(?!-)")
     assert not {path.name: found[0] for path, text in texts.items() if (found := there.search(text))}
+    here = re.compile(r"pip install[^`\n]*['\" ]\.(?![\w.])|\bextra `\w+`|\bdspyer\[")
+    own = {ROOT / "pyproject.toml", ROOT / "docs/build/generated.py"}
+    texts = {path: INSTALL.sub("", text) for path, text in texts.items() if path not in own}
+    assert not {path.name: found[0] for path, text in texts.items() if (found := here.search(text))}
 
 
 def test_contributing_names_files_that_exist() -> None:

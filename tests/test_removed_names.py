@@ -19,12 +19,14 @@ CLASSES |= {"optimize": optimize, "GEPAStats": GEPAStats, "Culprits": optimize.C
 CLASSES |= {"Memory": dspyer.stores.Memory, "SQLite": dspyer.stores.SQLite}
 
 
-@pytest.mark.parametrize("row", errors.REMOVED)
-def test_a_removed_name_gives_the_new_line(row: str) -> None:
+@pytest.mark.parametrize("row", [*errors.REMOVED, *errors.OF_LANGGRAPH])
+def test_a_removed_name_and_one_of_langgraph_give_the_new_line(row: str) -> None:
     owner, member, option = re.fullmatch(r"(\w+)\.(\w+)(?:\((\w+)=\))?", row).groups()  # type: ignore[union-attr]
     home = CLASSES[owner]
     plain = tuple if isinstance(home, type) and issubclass(home, tuple) else object
-    line = f"{row} was removed: write {errors.REMOVED[row]}"
+    line = f"{row} was removed: write {errors.REMOVED.get(row)}"
+    if row in errors.OF_LANGGRAPH:
+        line = f"{row} is a name of LangGraph: write {errors.OF_LANGGRAPH[row]}"
     if option is not None:
         with pytest.raises(TypeError, match=re.escape(line)):
             getattr(home, member)(object.__new__(home), **{option: None})

@@ -20,19 +20,12 @@ class DocstringStyle(griffe.Extension):
         """Called for each class when its members are known: griffe itself looks at `__init__` and dataclasses alone."""
         if "__init__" in cls.members:
             return
-        new = cls.members.get("__new__")
-        if isinstance(new, griffe.Function):
+        if isinstance(new := cls.members.get("__new__"), griffe.Function):
             cls.set_member("__init__", griffe.Function("__init__", parameters=new.parameters))
         elif any(str(base) == "NamedTuple" for base in cls.bases) or any(
             decorator.callable_path == "pydantic.dataclasses.dataclass" for decorator in cls.decorators
         ):
-            cls.set_member("__init__", griffe.Function("__init__", parameters=fields_of(cls)))
-
-
-def fields_of(record: griffe.Class) -> griffe.Parameters:
-    """The fields of a record, as the parameters that they are."""
-    kind = griffe.ParameterKind.positional_or_keyword
-    fields = [m for m in record.members.values() if isinstance(m, griffe.Attribute) and m.annotation]
-    return griffe.Parameters(
-        *(griffe.Parameter(f.name, annotation=f.annotation, kind=kind, default=f.value) for f in fields)
-    )
+            kind = griffe.ParameterKind.positional_or_keyword
+            fields = [m for m in cls.members.values() if isinstance(m, griffe.Attribute) and m.annotation]
+            given = [griffe.Parameter(f.name, annotation=f.annotation, kind=kind, default=f.value) for f in fields]
+            cls.set_member("__init__", griffe.Function("__init__", parameters=griffe.Parameters(*given)))

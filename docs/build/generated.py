@@ -1,7 +1,9 @@
-"""What is made of other files: the table of extras, the commands, and llms.txt for programs that read the site."""
+"""What is made of other files: tables of extras and benchmarks, the commands, and llms.txt for programs that read."""
 
 from __future__ import annotations
 
+import pydoc
+import re
 import tomllib
 from pathlib import Path
 from typing import Any
@@ -12,8 +14,8 @@ from typer.cli import get_docs_for_click
 
 from dspyer.cli.app import make_command
 
-PROJECT = Path(__file__).parents[2] / "pyproject.toml"
-navigation: Any = None
+ROOT = Path(__file__).parents[2]
+PROJECT = ROOT / "pyproject.toml"
 
 
 def extras() -> str:
@@ -35,7 +37,13 @@ def commands() -> str:
     return get_docs_for_click(obj=command, ctx=typer.Context(command, info_name="dspyer"), name="dspyer")
 
 
-GENERATED = {"<!-- extras -->": extras, "<!-- commands -->": commands}
+def results() -> str:
+    """The tables of the benchmarks for a closed box: the contents and the search leave them out without headings."""
+    text = re.sub(r"^#+ (.*)", r"**\1**", (ROOT / "bench/results.md").read_text(), flags=re.MULTILINE)
+    return text.replace("\n", "\n    ")
+
+
+GENERATED = {"<!-- extras -->": extras, "<!-- commands -->": commands, "<!-- results -->": results}
 
 
 def on_page_markdown(markdown: str, **_: Any) -> str:
@@ -45,23 +53,22 @@ def on_page_markdown(markdown: str, **_: Any) -> str:
     return markdown
 
 
-def on_nav(nav: Any, **_: Any) -> None:
-    """Keeps the navigation: it has the pages in their order, with their tabs."""
-    global navigation  # noqa: PLW0603 - MkDocs gives it to this hook alone
-    navigation = nav
+def on_nav(nav: Any, *, config: Any, **_: Any) -> None:
+    """Keeps the pages for the end, in the order of the navigation and with their tabs."""
+    config.extra["pages"] = nav.pages
 
 
 def on_post_build(*, config: Any) -> None:
     """Writes both files for programs below the site, with the code that pages include."""
     lines, last = [f"# {config.site_name}", f"\n> {config.site_description}"], None
-    for page in navigation.pages:
-        tab = page.ancestors[-1].title
-        if tab != last:
+    for page in config.extra["pages"]:
+        if (tab := page.ancestors[-1].title) != last:
             lines, last = [*lines, f"\n## {tab}\n"], tab
-        says = page.meta.get("description", "")
-        lines.append(f"- [{page.title}]({config.site_url or ''}{page.url})" + (f": {says}" if says else ""))
+        lines.append(f"- [{page.title}]({config.site_url or ''}{page.url}): {page.meta.get('description')}")
     site = Path(config.site_dir)
     (site / "llms.txt").write_text("\n".join(lines) + "\n")
     snippets = Markdown(extensions=["pymdownx.snippets"], extension_configs=config.mdx_configs).preprocessors["snippet"]
-    texts = ("\n".join(snippets.run(page.markdown.splitlines())) for page in navigation.pages)
-    (site / "llms-full.txt").write_text("\n\n".join(texts))
+    texts = ("\n".join(snippets.run(page.markdown.splitlines())) for page in config.extra["pages"])
+    shown = re.compile(r"^::: ([\w.]+)(?:\n +.*)*", re.MULTILINE)  # what an API page shows
+    text = shown.sub(lambda name: f"`{name[1]}`\n\n{pydoc.getdoc(pydoc.locate(name[1]))}", "\n\n".join(texts))
+    (site / "llms-full.txt").write_text(text)

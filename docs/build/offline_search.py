@@ -11,8 +11,7 @@ BUNDLE = re.compile(r'<script src="([^"]*)javascripts/bundle')
 
 def on_post_page(output: str, *, page: Any, config: Any) -> str:
     """Puts the stand-in for workers before the theme's own script, which starts one at once."""
-    bundle = BUNDLE.search(output)
-    if not bundle:
+    if not (bundle := BUNDLE.search(output)):
         raise ValueError(f"{page.url}: the theme's script is not where it was; see {__file__}")
     return output[: bundle.start()] + f'<script src="{bundle[1]}file-search.js"></script>' + output[bundle.start() :]
 

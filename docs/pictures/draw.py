@@ -340,7 +340,7 @@ def progress() -> None:
 DRAWN = {
     "desk": ("README.md", 1, "run"),
     "support": ("docs/guides/looking.md", 1, "program.graph"),
-    "how-it-works": ("docs/how-it-works.md", 2, "run"),
+    "how-it-works": ("docs/how-it-works.md", 3, "run"),
     "self-correction": ("docs/guides/self-correction.md", 1, "program.graph"),
     "support-run": ("docs/guides/looking.md", 1, "run"),
 }

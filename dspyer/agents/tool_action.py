@@ -27,6 +27,7 @@ from dspyer.extend import (
     ModuleStep,
     NodeOptions,
     Script,
+    TwoWays,
     arun_script,
     check_names,
     filled,
@@ -37,7 +38,7 @@ from dspyer.lm.not_public import serialize_for_json
 from dspyer.messages import messages_in
 from dspyer.nodes.binding import BoundNode
 from dspyer.nodes.module import SubgraphNode, plan_inputs, selected, values_of_prediction
-from dspyer.nodes.steps import TwoWays, program_step
+from dspyer.nodes.steps import program_step
 from dspyer.values.json import with_valid_text
 
 

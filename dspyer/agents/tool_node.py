@@ -220,11 +220,6 @@ class ToolCheck:
     who: str
     tool: str
 
-    @property
-    def of_module(self) -> bool:
-        """Return whether a module makes the check: a language model may give another output when it is asked again."""
-        return asks_module(self.finder)
-
     def script(self, call: Call, args: Mapping[str, Any], result: Any, validate: Validate | None) -> Script[Verdict]:
         """Check a result; `validate` refuses arguments that the tool does not take, None: no other call may follow.
 
@@ -250,7 +245,7 @@ class ToolCheck:
                     f"{self.who} gave {list_names(unknown)}: it gives `problems`, and may give `args`"
                 )
             found, args = found.get(PROBLEMS, ()), found.get(ARGS)
-        problems = problem_texts(found, self.who, self.of_module)
+        problems = problem_texts(found, self.who, asks_module(self.finder))
         # A language model gives an empty dict for "the same arguments".
         if not problems or validate is None or args is None or args == {}:
             return Verdict(problems)
@@ -260,7 +255,7 @@ class ToolCheck:
             validate(args)
         except (TypeError, ValueError) as refusal:
             error = NodeOutputError(f"{self.who} gave arguments that the tool does not take: {refusal}")
-            error.of_module = self.of_module
+            error.of_module = asks_module(self.finder)
             raise error from refusal
         return Verdict(problems, dict(args))
 

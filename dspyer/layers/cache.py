@@ -49,11 +49,11 @@ from dspyer.layers.layer import Inner, Layer, Place, replies
 from dspyer.lm.not_public import CACHE_FOLDER, default_cache_dir
 from dspyer.lm.source import source_of
 from dspyer.lm.tracing import step_count
-from dspyer.nodes.callables import names_of, plain_function, used_objects
+from dspyer.nodes.callables import defaults_of, names_of, plain_function, used_objects
 from dspyer.nodes.function import FunctionNode
 from dspyer.nodes.node import Call, Node, Output, Reply
 from dspyer.nodes.options import Cache, NodeOptions
-from dspyer.nodes.steps import Script, arun_script, blocked_loops, run_script
+from dspyer.nodes.steps import Script, TwoWays, arun_script, blocked_loops, run_script
 from dspyer.patch import DELETE, decode_update, encode_update
 from dspyer.schema.schema import Schema
 from dspyer.values import json as encoding
@@ -345,8 +345,7 @@ def _text_and_names(name: str, value: Any, home: str, unknown: list[str]) -> tup
     else:
         later = {*names_of(code)[0], *code.co_freevars}.difference(used, vars(builtins))
         unknown += [f"{one!r} (not defined yet)" for one in sorted(later)]
-        parameters = reversed(code.co_varnames[: code.co_argcount])
-        used |= dict(zip(parameters, reversed(value.__defaults__ or ()), strict=False)) | (value.__kwdefaults__ or {})
+        used |= defaults_of(value)
     return text, used
 
 
@@ -389,18 +388,9 @@ def _led() -> tuple[Flight, ...]:
     return found
 
 
-class DiskStep(NamedTuple):
-    """Does something with the entries of a `PatchCache`, which is one of its methods with its arguments."""
-
-    work: Callable[[], Any]
-
-    def call(self, call: Call) -> Any:
-        del call
-        return on_disk(self.work).result()
-
-    async def acall(self, call: Call) -> Any:
-        del call
-        return await asyncio.wrap_future(on_disk(self.work))
+def disk_step(work: Callable[[], Any]) -> TwoWays:
+    """The step that does something with the entries of a `PatchCache`: one of its methods with its arguments."""
+    return TwoWays(lambda: on_disk(work).result(), lambda: asyncio.wrap_future(on_disk(work)))
 
 
 class Lead(NamedTuple):
@@ -520,7 +510,7 @@ class NodeCache(Layer):
     def _led(self, flight: Flight, cache: PatchCache, key: str, call: Call, inner: Inner) -> Script[Output]:
         """Looks the key up; without an entry that can be used, calls the node and stores what it returned."""
         ttl = self._policy.ttl
-        entry: bytes | None = yield DiskStep(partial(cache.read, key, ttl)), call
+        entry: bytes | None = yield disk_step(partial(cache.read, key, ttl)), call
         found = None if entry is None else self._used(entry, call)
         if found is not None:
             flight.entry = entry
@@ -548,7 +538,7 @@ class NodeCache(Layer):
             )
         elif kept:
             flight.entry = kept[0]
-            yield DiskStep(partial(cache.write, key, kept[0], ttl)), call
+            yield disk_step(partial(cache.write, key, kept[0], ttl)), call
         return output
 
     def _used(self, entry: bytes, call: Call) -> Output | None:

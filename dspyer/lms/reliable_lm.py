@@ -17,6 +17,7 @@ import math
 from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import count
 from textwrap import shorten
 from typing import Any, NamedTuple, Self, TypeAlias
@@ -41,7 +42,7 @@ from dspyer.errors import (
     retries_of_lm,
     with_article,
 )
-from dspyer.extend import arun_script, is_number, is_whole_number, run_script
+from dspyer.extend import TwoWays, arun_script, is_number, is_whole_number, run_script
 from dspyer.layers.attempts import retry_after
 from dspyer.lm.not_public import (
     CLIENT_KEYS,
@@ -249,7 +250,9 @@ class ReliableLM(dspy.LM):
         for attempt in count(1):
             step = RequestStep(self, self._prepared(lane.lm), call)
             may_be_cached = call.options.get("cache", step.lm.cache) and not gate.is_open
-            if may_be_cached and (yield CacheLookup(step.lm, call), None):
+            look = partial(is_cached, step.lm, call)
+            # In async code off the loop, as DSPy does it, since it may read a disk.
+            if may_be_cached and (yield TwoWays(partial(look, False), partial(asyncio.to_thread, look, True)), None):
                 return (yield step, None)
             asked = responses_asked(step.lm, call.options)  # one request for each
             requests = asked if is_whole_number(asked) and asked > 0 else 1  # DSPy refuses others
@@ -404,17 +407,17 @@ class RequestStep(NamedTuple):
     def call(self, _call: object) -> Any:
         """In sync code."""
         raise_if_over()
-        method = getattr(self.lm, self.passed.names[0])
-        prompt, messages, options = self.passed.arguments(self.lm)
         with self._request():
-            return method(prompt, messages=messages, **options)
+            return self._made(0)
 
     async def acall(self, _call: object) -> Any:
         """In async code."""
-        method = getattr(self.lm, self.passed.names[1])
-        prompt, messages, options = self.passed.arguments(self.lm)
         with self._request():
-            return await method(prompt, messages=messages, **options)
+            return await self._made(1)
+
+    def _made(self, way: int) -> Any:
+        prompt, messages, options = self.passed.arguments(self.lm)
+        return getattr(self.lm, self.passed.names[way])(prompt, messages=messages, **options)
 
     @contextmanager
     def _request(self) -> Iterator[None]:
@@ -446,23 +449,10 @@ class UsedTokens(NamedTuple):
             self.tracker.add_usage(model, usage)
 
 
-class CacheLookup(NamedTuple):
-    """A step that says whether DSPy's cache has the response."""
-
-    lm: Any
-    passed: PassedCall
-
-    def call(self, _call: object) -> bool:
-        """In sync code."""
-        return self._is_cached(False)
-
-    async def acall(self, _call: object) -> bool:
-        """In async code: off the loop, as DSPy does it, since it may read a disk."""
-        return await asyncio.to_thread(self._is_cached, True)
-
-    def _is_cached(self, asynchronous: bool) -> bool:
-        call = prepare(self.lm, *self.passed.arguments(self.lm), asynchronous=asynchronous)
-        return bool(call.cache) and _cached(self.lm, call, asynchronous) is not None
+def is_cached(lm: Any, passed: PassedCall, asynchronous: bool) -> bool:
+    """Return whether DSPy's cache has the response."""
+    call = prepare(lm, *passed.arguments(lm), asynchronous=asynchronous)
+    return bool(call.cache) and _cached(lm, call, asynchronous) is not None
 
 
 # --- checks, and small readings

@@ -158,8 +158,7 @@ class _CodeSearch:
         if own:
             self.functions.append(fn)
         named = {name for code in code_objects(fn.__code__) for name in code.co_names}
-        used = dict(used_objects(fn))
-        used |= _defaults(fn)
+        used = used_objects(fn, defaults=True)
         used.update(_named_attributes(owner, named, "self") if owner is not None else ())
         for name, value in list(used.items()):
             if not is_a(value, (FunctionType, ModuleType, type, Runnable, dspy.Module)):
@@ -174,12 +173,6 @@ class _CodeSearch:
             elif not is_a(called, FunctionType) or depth < _DEPTH:
                 self.visit(name, value, depth + is_a(called, FunctionType))
         self.visit("", getattr(fn, "__wrapped__", None), depth)
-
-
-def _defaults(fn: FunctionType) -> dict[str, object]:
-    """The default values of a function by parameter."""
-    positional, values = fn.__code__.co_varnames[: fn.__code__.co_argcount], fn.__defaults__ or ()
-    return {**dict(zip(reversed(positional), reversed(values), strict=False)), **(fn.__kwdefaults__ or {})}
 
 
 def _named_attributes(

@@ -13,7 +13,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from datetime import timedelta
 from functools import partial
-from typing import Annotated, Any, Literal, NamedTuple, TypeAlias
+from typing import Annotated, Any, Literal, NamedTuple, TypeAlias, TypeVar
 
 from langchain_core.runnables import RunnableConfig
 from langchain_core.runnables.config import var_child_runnable_config
@@ -41,7 +41,7 @@ from dspyer.errors import (
     list_names,
 )
 from dspyer.events import NodeFailed
-from dspyer.extend import Schema, arun_script, run_script, thaw
+from dspyer.extend import Schema, TwoWays, arun_script, run_script, thaw
 from dspyer.graph.spec import attribute_problems, check_name
 from dspyer.layers.attempts import accepts
 from dspyer.log.execution_records import RecordKey
@@ -374,16 +374,7 @@ _PLAIN = (str, int, float, bool, type(None))
 
 _OF_HANDLER = "__dspyer_of_handler__"
 
-
-@contextmanager
-def handling() -> Iterator[None]:
-    """Mark the errors of a handler: the retry policy is that of the node, whose attempts are over."""
-    try:
-        yield
-    except Exception as error:
-        # On the object: a wrapper would be another class, which the code around may catch.
-        error.__dict__[_OF_HANDLER] = True
-        raise
+T = TypeVar("T")
 
 
 def is_of_handler(error: BaseException) -> bool:
@@ -401,6 +392,10 @@ def noted(error: Exception) -> dict[str, Any]:
     text = error_text(error)
     plain = all(type(each) in _PLAIN for each in error.args)
     return {"type": type(error).__name__, "text": text, "args": list(error.args) if plain else [text]}
+
+
+async def _awaitable(fn: Callable[[], T]) -> T:
+    return fn()
 
 
 def earlier_error(node: str, label: str, ctx: Context) -> NodeError | None:
@@ -482,19 +477,39 @@ class ConvertedNode:
                 attempt.host.publish(NodeFailed(attempt.node, attempt.branch, attempt.execution, error))
                 failed = NodeError(self.label, error)
                 # Kept before the handler runs: after a crash in it, the node must not be called again.
-                yield ErrorStep(ctx, key_of(self.name), error), None
+                once, kept = partial(ctx.once, key_of(self.name)), partial(noted, error)
+                yield TwoWays(partial(once, kept), partial(once, partial(_awaitable, kept))), None
         else:
             NodeCall(self, state, ctx)  # its questions count as asked
         assert self.handler is not None
-        with handling():
+        try:
             return (yield from self.handler._called(state, ctx, failed))
+        except Exception as error:
+            # The retry policy is that of the node, whose attempts are over. The mark is on the object: a wrapper would
+            # be another class, which the code around may catch.
+            error.__dict__[_OF_HANDLER] = True
+            raise
 
     def _called(self, state: ImmutableState, ctx: Context, failed: NodeError | None = None) -> _Script:
         call = NodeCall(self, state, ctx, failed)
         while not call.returned:
             with call.attempt() as (value, config):
-                call.take((yield CodeStep(self, value, config), None))
+                made = partial(self.runnable.invoke, value, config), partial(self._awaited, value, config)
+                call.take((yield TwoWays(*made), None))
         return call.reply()
+
+    async def _awaited(self, value: object, config: Any) -> Any:
+        """Call the code in async code, for as long as an attempt may take."""
+        result, seconds = self.runnable.ainvoke(value, config), self.timeout
+        if seconds is None:
+            return await result
+        try:
+            async with asyncio.timeout(seconds) as limit:
+                return await result
+        except TimeoutError:
+            if not limit.expired():
+                raise
+            raise langgraph_errors.NodeTimeoutError(self.label, seconds, kind="run", run_timeout=seconds) from None
 
     def _is_last(self, error: Exception, ctx: Context) -> bool:
         """Tell if no attempt follows one that raised this error. Errors that no step can mend are not handled."""
@@ -507,51 +522,6 @@ class AsyncConvertedNode(ConvertedNode):
 
     async def __call__(self, state: ImmutableState, ctx: Context) -> object:
         return await arun_script(self._script(state, ctx))
-
-
-class CodeStep(NamedTuple):
-    """A step that calls LangGraph's code."""
-
-    node: ConvertedNode
-    value: object
-    config: Any
-
-    def call(self, _call: object) -> Any:
-        """In sync code."""
-        return self.node.runnable.invoke(self.value, self.config)
-
-    async def acall(self, _call: object) -> Any:
-        """In async code, for as long as an attempt may take."""
-        result, seconds = self.node.runnable.ainvoke(self.value, self.config), self.node.timeout
-        if seconds is None:
-            return await result
-        try:
-            async with asyncio.timeout(seconds) as limit:
-                return await result
-        except TimeoutError:
-            if not limit.expired():
-                raise
-            raise langgraph_errors.NodeTimeoutError(self.node.label, seconds, kind="run", run_timeout=seconds) from None
-
-
-class ErrorStep(NamedTuple):
-    """A step that keeps the error of a node."""
-
-    ctx: Context
-    key: str
-    error: Exception
-
-    def call(self, _call: object) -> None:
-        """In sync code."""
-        self.ctx.once(self.key, partial(noted, self.error))
-
-    async def acall(self, _call: object) -> None:
-        """In async code."""
-
-        async def kept() -> dict[str, Any]:
-            return noted(self.error)
-
-        await self.ctx.once(self.key, kept)
 
 
 class NodeCall:

@@ -16,7 +16,7 @@ from dspyer.nodes.binding import Binding, BoundNode, FieldParameter, filled, pla
 from dspyer.nodes.field_access import check_names
 from dspyer.nodes.function import bound_modules, build_function, goto_of, module_problems, permitted
 from dspyer.nodes.map import build_map_node
-from dspyer.nodes.module import build_module, build_subgraph
+from dspyer.nodes.module import build_module
 from dspyer.nodes.node import Built, Call, Command, Flaws, Look, Node, Reply
 from dspyer.nodes.options import KindOptions, NodeOptions
 from dspyer.nodes.steps import Script, is_async, is_program, wrapped
@@ -117,8 +117,6 @@ def _build(options: NodeOptions) -> Built:
         return node.build(options)
     if isinstance(node, Node) and hasattr(node, "who"):
         return build_kind(node, options)
-    if is_program(node):
-        return build_subgraph(node, options)
     if isinstance(node, dspy.Module):
         return build_module(node, options)
     problem = _refusal(node)

@@ -304,9 +304,7 @@ class _Search:
 
     def function(self, fn: FunctionType, inside: str) -> Iterator[Found]:
         self.functions.append(fn)
-        names = fn.__code__.co_varnames
-        defaults = dict(zip(reversed(names[: fn.__code__.co_argcount]), reversed(fn.__defaults__ or ()), strict=False))
-        for name, value in {**defaults, **(fn.__kwdefaults__ or {})}.items():
+        for name, value in defaults_of(fn).items():
             yield from self.value(name, value, f"a default{inside}")
         for name, value in used_objects(fn).items():
             enclosed = name.partition(".")[0] in fn.__code__.co_freevars
@@ -336,8 +334,17 @@ class _Search:
             yield from self.visit(value)
 
 
-def used_objects(fn: FunctionType) -> dict[str, Any]:
-    """The globals and closure cells that a function's code uses, and attributes of modules and objects among them."""
+def defaults_of(fn: FunctionType) -> dict[str, Any]:
+    """The default values of a function by parameter."""
+    positional, values = fn.__code__.co_varnames[: fn.__code__.co_argcount], fn.__defaults__ or ()
+    return {**dict(zip(reversed(positional), reversed(values), strict=False)), **(fn.__kwdefaults__ or {})}
+
+
+def used_objects(fn: FunctionType, *, defaults: bool = False) -> dict[str, Any]:
+    """The globals and closure cells that a function's code uses, and attributes of modules and objects among them.
+
+    With `defaults`, also the default values of its parameters.
+    """
     loaded, attributes = names_of(fn.__code__)
     found = {name: fn.__globals__[name] for name in loaded if name in fn.__globals__}
     for name, cell in zip(fn.__code__.co_freevars, fn.__closure__ or (), strict=False):
@@ -350,7 +357,7 @@ def used_objects(fn: FunctionType) -> dict[str, Any]:
         if not issubclass(type(value), (FunctionType, dspy.Module)):
             owned = attributes_of(value)
             found.update({f"{name}.{key}": owned[key] for key in sorted(attributes & set(owned))})
-    return found
+    return {**found, **defaults_of(fn)} if defaults else found
 
 
 @lru_cache(maxsize=1024)

@@ -25,7 +25,7 @@ from dspyer.nodes.build import refused_class
 from dspyer.nodes.callables import hidden_problems, read_signature
 from dspyer.nodes.field_access import FieldNames, unknown_field_text
 from dspyer.nodes.function import FunctionNode
-from dspyer.nodes.module import build_module, build_subgraph, module_io
+from dspyer.nodes.module import build_module, module_io
 from dspyer.nodes.node import NOTHING, Built, Call, Flaws, Look, Node, Reply, Send
 from dspyer.nodes.options import KindOptions, NodeOptions
 from dspyer.nodes.steps import Script, is_async, is_program
@@ -108,8 +108,7 @@ def build_finder(check: object, options: NodeOptions, into: str, more: FieldName
         return _build_model(check, options, into)
     if isinstance(check, dspy.Module):
         problems = _output_problems(check, options.who)
-        build = build_subgraph if is_program(check) else build_module
-        built = build(check, options._replace(node=check, writes={PROBLEMS: into, **more}))
+        built = build_module(check, options._replace(node=check, writes={PROBLEMS: into, **more}))
         return built._replace(problems=tuple(problems)) if problems else built
     if not callable(check) or isinstance(check, type):
         text = (

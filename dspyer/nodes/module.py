@@ -131,7 +131,9 @@ class ModuleNode(BoundNode):
 
 
 def build_module(module: dspy.Module, options: NodeOptions) -> Built:
-    """A node of a DSPy module that is no compiled graph, and what is wrong with it."""
+    """A node of a DSPy module, which may be a compiled graph, and what is wrong with it."""
+    if is_program(module):
+        return _build_subgraph(module, options)
     found = module_io(module)
     register_dspy_types([*found.inputs.values(), *(found.outputs or {}).values()])
     wrong = Flaws(options.who, [f"{options.who}: {problem}" for problem in found.problems])
@@ -748,7 +750,7 @@ def _is_sent(call: Call) -> bool:
     return call.overlay is not None and SENT in call.overlay
 
 
-def build_subgraph(module: Any, options: NodeOptions) -> Built:
+def _build_subgraph(module: Any, options: NodeOptions) -> Built:
     """A node of a compiled graph, and what is wrong with it."""
     graph, wrong = module.graph, Flaws(options.who)
     found = module_io(module)

@@ -157,6 +157,8 @@ class Routes:
         if not self.labels:
             check_target(part, self.targets, who, _HOW_TO_DECLARE)
         hint = suggestion(part, dict.fromkeys([*self.labels, *self.targets]))
+        if type(part).__name__ == Send.__name__:
+            hint = f" This Send is of {type(part).__module__}: import the one of dspyer"
         raise RouteError(
             f"{who} returned {brief(part)}; its labels are {list_names(self.labels)} and its targets "
             f"{list_names(self.targets)}: {_HOW_TO_DECLARE}.{hint}"

@@ -230,7 +230,18 @@ class ModuleStep(NamedTuple):
 
 
 class TwoWays(NamedTuple):
-    """Does one thing that is written differently in sync and in async code: a wait, or a write to the store."""
+    """A step that does one thing which is written differently in sync and in async code: a wait, or a write to a store.
+
+    Attributes:
+        sync: does it in sync code.
+        asynchronous: does it in async code.
+
+    Example:
+        >>> import asyncio, time
+        >>> from functools import partial
+        >>> from dspyer.extend import TwoWays
+        >>> step = TwoWays(partial(time.sleep, 0), partial(asyncio.sleep, 0))
+    """
 
     sync: Callable[[], Any]
     asynchronous: Callable[[], Awaitable[Any]]

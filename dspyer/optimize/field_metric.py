@@ -289,7 +289,7 @@ class FieldMetric:
         if problems:
             raise ValueError("by_field: " + "; ".join(problems))
         self.metrics: Mapping[str, Callable[..., Any]] = dict(metrics)
-        self._functions = {key: one if isinstance(one, Equals) else FieldFunction(one) for key, one in metrics.items()}
+        self.functions = {key: one if isinstance(one, Equals) else FieldFunction(one) for key, one in metrics.items()}
         self.goal = goal
         self.weights = None if weights is None else {key: float(weight) for key, weight in weights.items()}
         self._keys: dict[str, list[tuple[tuple[str, ...], str]]] = {}  # by field, with their paths, longest first
@@ -319,7 +319,7 @@ class FieldMetric:
     @property
     def gold_keys(self) -> tuple[str, ...]:
         """The keys whose metric has gold."""
-        return tuple(key for key, function in self._functions.items() if isinstance(function, Equals))
+        return tuple(key for key, function in self.functions.items() if isinstance(function, Equals))
 
     def _key_for(self, path: Sequence[str], field: str) -> str | None:
         """The key that holds for a field which the node at a path has written; None if none does."""
@@ -327,19 +327,6 @@ class FieldMetric:
             if tuple(path[: len(around)]) == around:
                 return key
         return None
-
-    def _gold(self, key: str, example: Any, state: Any) -> Any:
-        """The gold for a value that was written with a state; `NO_GOLD` if the metric only judges."""
-        return self._functions[key].expected(example, state)
-
-    def _judge(self, key: str, example: Any, value: Any, state: Any) -> FieldResult:
-        """The verdict of the metric of a key on one value."""
-        return self._functions[key].judge(key, example, value, state)
-
-    def _compared(self, key: str, value: Any, gold: Any) -> FieldResult:
-        """The verdict on an item of a list, by its gold."""
-        metric: Any = self.metrics[key]
-        return FieldResult(float(metric.is_equal(value, gold)))
 
     def validate(self, program: dspy.Module, examples: Iterable[Any] = ()) -> None:
         """Check that the metric fits a program, before an optimizer runs it.
@@ -372,20 +359,20 @@ class FieldMetric:
         if problems:
             raise ValueError(f"by_field: {' '.join(problems)}")
         given = list(examples)
-        for metric in [one for one in self._functions.values() if isinstance(one, Equals)]:
+        for metric in [one for one in self.functions.values() if isinstance(one, Equals)]:
             lacking = [one for one in given if metric.column is not None and metric.column not in one]
             if lacking:
                 raise ValueError(f"{metric.lacks(lacking[0])} ({len(lacking)} of {len(given)} examples lack it)")
         for path, fields in written.items():
             for name, field in (fields or {}).items():
                 key = self._key_for(path, name)
-                if key is not None and field is not None and not self._functions[key].takes_state:
+                if key is not None and field is not None and not self.functions[key].takes_state:
                     self._check_gold(key, field, given)
 
     def _check_gold(self, key: str, field: Any, examples: Iterable[Any]) -> None:
         """Refuses gold that a field of a graph cannot hold: a gold run would fail where it puts it in."""
         for at, example in enumerate(examples):
-            gold = self._gold(key, example, None)
+            gold = self.functions[key].expected(example, None)
             try:
                 if gold is not NO_GOLD and not field.reads_other_fields:
                     field.validate(gold, {})
@@ -425,13 +412,13 @@ class FieldMetric:
                 logger.warning("by_field: a prediction has no field %r, which scores 0; it has %s.%s", key, names, hint)
             return None, FieldResult(0.0, f"The program gave no `{field}`; this step may be the cause.")
         value = pred[field] if field in pred or run is None else run.state[field]
-        return value, self._judge(key, example, value, self._state(key, pred))
+        return value, self.functions[key].judge(key, example, value, self._state(key, pred))
 
     def _state(self, key: str, pred: dspy.Prediction) -> Any:
         """The state where the value in the end was written; the prediction itself if the metric takes none."""
         state: Any = pred
         with suppress(LookupError):  # no graph has given it; or it was given, or an earlier run has written it
-            if self._functions[key].takes_state:
+            if self.functions[key].takes_state:
                 run = Run.of(pred)
                 state = run.state
                 state = run.at(run.blame((key.rpartition(".")[2],)).id)
@@ -451,19 +438,19 @@ class FieldMetric:
         if any(texts) or not isinstance(pred, dspy.Prediction):
             return "\n".join(filter(None, texts))
         value, result = self._final(self.goal, example, pred)
-        gold = NO_GOLD if result.feedback else self._gold(self.goal, example, self._state(self.goal, pred))
+        gold = NO_GOLD if result.feedback else self.functions[self.goal].expected(example, self._state(self.goal, pred))
         return wrong_text(self.goal.rpartition(".")[2], value, result, gold)
 
     def _found(self, path: Sequence[str], name: str, example: Any, value: Any, state: Any) -> tuple[str, str]:
         """The verdict on an input or output of a step, and its text; none if no metric can tell."""
         key = self._key_for(path, name)
-        if key is None or self._functions[key].takes_state:
+        if key is None or self.functions[key].takes_state:
             return "unknown", ""
-        result = self._judge(key, example, value, state)
-        return result.verdict, wrong_text(name, value, result, self._gold(key, example, state))
+        result = self.functions[key].judge(key, example, value, state)
+        return result.verdict, wrong_text(name, value, result, self.functions[key].expected(example, state))
 
     def __repr__(self) -> str:
-        metrics = ", ".join(f"{key!r}: {function!r}" for key, function in self._functions.items())
+        metrics = ", ".join(f"{key!r}: {function!r}" for key, function in self.functions.items())
         weights = "" if self.weights is None else f", weights={self.weights!r}"
         return f"by_field({{{metrics}}}, goal={self.goal!r}{weights})"
 

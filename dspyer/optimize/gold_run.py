@@ -376,7 +376,7 @@ class Sheet:
         key = metric._key_for(value.path, value.field)
         if key is None or (key in self.unused and key != metric.goal) or example is None or value.folds > folded:
             return [value]
-        value.key, value.gold = key, metric._gold(key, example, value.state)
+        value.key, value.gold = key, metric.functions[key].expected(example, value.state)
         golds = value.gold if isinstance(value.gold, list | tuple) else ()
         if value.mapped and isinstance(value.value, list) and len(value.value) == len(golds):
             items = [replace(value, value=one, item=at) for at, one in enumerate(value.value)]
@@ -387,10 +387,11 @@ class Sheet:
             items = [value]
         for one in items:
             if one.item is None:
-                one.result = metric._judge(key, example, one.value, one.state)
+                one.result = metric.functions[key].judge(key, example, one.value, one.state)
             else:
                 one.gold = golds[one.item]
-                one.result = metric._compared(key, one.value, one.gold)
+                equals: Any = metric.functions[key]  # only `equals` has gold
+                one.result = FieldResult(float(equals.is_equal(one.value, one.gold)))
         return items
 
     def text_of(self, value: Value) -> str:

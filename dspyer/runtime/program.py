@@ -19,7 +19,7 @@ from dspyer.budget import Budget
 from dspyer.errors import ThreadError, shows_removed
 from dspyer.executors import check_executor, check_sent, refused
 from dspyer.graph.compile import prepare_modules
-from dspyer.graph.spec import GraphSpec
+from dspyer.graph.spec import GraphSpec, takes_one_dict
 from dspyer.lm.not_public import COMPILED
 from dspyer.lm.parameters import (
     all_parameters,
@@ -86,6 +86,7 @@ class CompiledGraph(dspy.Module):
 
     # --- running
 
+    @takes_one_dict
     def run(
         self,
         inputs: Mapping[str, Any],

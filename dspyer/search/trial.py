@@ -45,7 +45,6 @@ from dspyer.extend import (
     apply_value,
     freeze,
     hidden_problems,
-    is_program,
     module_io,
     part_id,
     plan_binding,
@@ -57,7 +56,7 @@ from dspyer.lm.tracing import step_count, take_steps
 from dspyer.log.execution_records import MISSING
 from dspyer.nodes.check import function_finder
 from dspyer.nodes.map import Item, results_of
-from dspyer.nodes.module import build_module, build_subgraph
+from dspyer.nodes.module import build_module
 from dspyer.nodes.node import MapOptions
 from dspyer.nodes.steps import Within
 from dspyer.patch import each_update, resets
@@ -101,7 +100,7 @@ class TrialOptions(KindOptions):
 
     def build(self, options: NodeOptions) -> Built:
         """The node, and what is wrong with it."""
-        module = _build_part(self.module, options, {})
+        module = build_module(cast("Any", self.module), options._replace(node=self.module))
         reward = build_reward(self.reward, options._replace(name=REWARD, reads=None, writes=None))
         done = None
         if self.done is not None:
@@ -428,11 +427,6 @@ def state_of(root: ImmutableState, tree: Any, name: str, schema: Schema) -> Immu
 # --- building the node
 
 
-def _build_part(module: Any, options: NodeOptions, changes: Mapping[str, Any]) -> Built:
-    build = build_subgraph if is_program(module) else build_module
-    return build(module, options._replace(node=module, **changes))
-
-
 def build_reward(reward: object, options: NodeOptions) -> Built:
     """The node that rates a trial, and what is wrong with it. Its reply has the reward."""
     if not isinstance(reward, dspy.Module):
@@ -441,7 +435,7 @@ def build_reward(reward: object, options: NodeOptions) -> Built:
     if problem:
         return Built(None, reward, (problem,))
     one = MapOptions("", "", REWARD)  # its output is no field of the state, as that of the node of a map is none
-    return _build_part(reward, options, {"writes": {name: REWARD}, "map": one})
+    return build_module(reward, options._replace(node=reward, writes={name: REWARD}, map=one))
 
 
 def _rated_output(reward: dspy.Module, who: str) -> tuple[str, str]:

@@ -21,6 +21,9 @@ from dspyer.values import json as encoding
 from dspyer.values.json import TAG
 from dspyer.values.scalars import MAX_DEPTH
 
+ENCRYPTED_MARK = b"\x00sealed1"
+"""The first bytes of what `Encrypted` has written: neither JSON nor compressed data begins with a zero byte."""
+
 MAX_INLINE = 16 * 1024
 """The longest text or bytes that stay in their row; longer ones become blobs."""
 
@@ -243,6 +246,9 @@ class Content:
         except RecursionError:
             raise StateError(f"the value is nested deeper than {MAX_DEPTH} levels") from None
         except ValueError as error:
+            if data.startswith(ENCRYPTED_MARK):
+                why = "the value is encrypted: give compile(store=Encrypted(store, key=...))"
+                raise StateError(why) from None
             raise StateError(f"the bytes are not those of an encoded value: {error}") from error
         return decode(plain)
 

@@ -30,13 +30,10 @@ except ImportError as error:
 from dspyer.errors import StoreError
 from dspyer.stores.address import open_store
 from dspyer.stores.base import Change, Point, Row, Snapshot, Store, StoreAround
-from dspyer.stores.content import Content
+from dspyer.stores.content import ENCRYPTED_MARK, Content
 
 VARIABLE = "DSPYER_STORE_KEY"
 """The environment variable that holds the keys of a store that was given none."""
-
-MARK = b"\x00sealed1"
-"""The first bytes of what is encrypted: neither JSON nor compressed data begins with a zero byte."""
 
 CipherKey = str | bytes
 
@@ -153,7 +150,7 @@ class Encrypted(StoreAround):
         return Content.loaded_by(load)
 
     def _decrypt(self, encrypted: bytes, location: bytes, what: str) -> bytes:
-        if not encrypted.startswith(MARK):
+        if not encrypted.startswith(ENCRYPTED_MARK):
             raise StoreError(
                 f"{what} in the store {self.address!r} is not encrypted: it was written without Encrypted(...). Read "
                 "it with the store itself; to encrypt it, export its threads and load them into an encrypted store"
@@ -189,11 +186,11 @@ class Cipher:
         self._id_key = _derive_key(raw, b"id")
 
     def encrypt(self, data: bytes, location: bytes) -> bytes:
-        return MARK + self._siv.encrypt(data, [location])
+        return ENCRYPTED_MARK + self._siv.encrypt(data, [location])
 
     def decrypt(self, encrypted: bytes, location: bytes) -> bytes:
         """Raise `InvalidTag` for another key, changed bytes, or bytes that were encrypted for another location."""
-        return self._siv.decrypt(encrypted[len(MARK) :], [location])
+        return self._siv.decrypt(encrypted[len(ENCRYPTED_MARK) :], [location])
 
     def keyed_id(self, name: str) -> str:
         """The id of a blob in the inner store: 32 hexadecimal digits, as other ids of blobs have."""

@@ -14,6 +14,7 @@ from dspyer.budget import Budget
 from dspyer.errors import refuses_removed, shows_removed
 from dspyer.events import Answer, Commit, LMCall, Question, Sent
 from dspyer.failure import Failure
+from dspyer.graph.spec import takes_one_dict
 from dspyer.log.execution_records import totals_at
 from dspyer.log.rows import total_cost
 from dspyer.log.time_travel import Moment, failures_in, last_end, open_questions, status_of, thread_bounds
@@ -22,7 +23,7 @@ from dspyer.record.record import Record
 from dspyer.record.stored import FollowedRecords, record_of, records_of, unread_of
 from dspyer.runtime.repairs import repairs_of_thread
 from dspyer.runtime.request import new_request
-from dspyer.runtime.run import Counts, Run, counts_in
+from dspyer.runtime.run import Run
 from dspyer.runtime.streams import AsyncEvents, Events
 from dspyer.state import ImmutableState
 from dspyer.stores.base import DeletionReport, Store
@@ -63,6 +64,7 @@ class Thread:
     # --- run
 
     @refuses_removed("Thread")
+    @takes_one_dict
     def run(
         self,
         inputs: Mapping[str, Any],
@@ -205,10 +207,9 @@ class Thread:
             >>> graph = Graph().add_node("greet", lambda name: {
             ...     "text": f"Hello {name}"}).add_path(START, "greet", END)
             >>> t = graph.compile(store=":memory:").thread("t-42")
-            >>> async def names():
-            ...     return [type(event).__name__ async
-            ...         for event in t.astream({"name": "Ada"})]
-            >>> asyncio.run(names())[-1]
+            >>> async def names(events):
+            ...     return [type(event).__name__ async for event in events]
+            >>> asyncio.run(names(t.astream({"name": "Ada"})))[-1]
             'RunEnded'
         """
         request = new_request(resources, live, budget, tokens, reads)
@@ -251,8 +252,7 @@ class Thread:
 
         Example:
             >>> from dspyer import END, START, Graph
-            >>> graph = Graph().add_interrupt("ok", question="Send it?", answer=bool,
-            ...     into="sent")
+            >>> graph = Graph().add_interrupt("ok", question="Send?", into="sent")
             >>> t = graph.add_path(START, "ok", END).compile(store=":memory:").thread(
             ...     "t-42")
             >>> t.run({}).status, t.resume({"ok": True}).state["sent"]
@@ -429,11 +429,6 @@ class Thread:
             (0.0, ())
         """
         return self._records.calls(self._stored.history.id_of(commit))
-
-    @property
-    def counts(self) -> dict[str, Counts]:
-        """Numbers of visits and of calls of predictors and tools, by node, over all runs. Reads the whole history."""
-        return counts_in(self.history(), self._program.graph.nodes)
 
     def repairs(self) -> list[dspy.Example]:
         """The corrections of all runs as training examples, as `run.repairs()` gives them. Reads the whole history.
@@ -914,7 +909,7 @@ class Thread:
         """Writes the thread to a file of JSON lines (runs, rows, large values), and returns the digest of the lines.
 
         A file that is there is replaced. It is a copy of what is stored, which `load` reads: also of what
-        `compile(redact=...)` hides elsewhere.
+        `compile(redact=...)` hides elsewhere, and in plain text if the store is encrypted.
 
         Raises:
             ThreadError: if there is no such thread.

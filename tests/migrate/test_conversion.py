@@ -27,6 +27,7 @@ from langgraph.store.memory import InMemoryStore
 from langgraph.types import Command, Send, interrupt
 from pydantic import BaseModel, Field
 
+import dspyer
 from dspyer import Breakpoints
 from dspyer.errors import GraphError, InputError, LimitError
 from dspyer.events import Emitted
@@ -303,6 +304,13 @@ def test_a_function_in_the_place_of_a_node_returns_a_command_of_dspyer() -> None
     program = from_langgraph(graph, nodes={"a": lambda n: Command(goto="b")}, goto={"a": ["b"]}).compile()
     error = str(program.run({"n": 1}).error)
     assert error.endswith("or Command(update=..., goto=...) of dspyer: this one is of langgraph.types")
+
+
+def test_a_router_of_dspyer_returns_a_send_of_dspyer() -> None:
+    graph = dspyer.Graph().add_node("a", lambda n: None).add_edge("a", dspyer.END)
+    graph.add_conditional_edges(dspyer.START, lambda n: [Send("a", {"n": n})], ["a"])
+    error = str(graph.compile().run({"n": 1}).error)
+    assert error.endswith("This Send is of langgraph.types: import the one of dspyer")
 
 
 def test_a_manual_change_may_be_none() -> None:

@@ -194,6 +194,18 @@ def test_a_wrong_or_missing_key_is_an_error(tmp_path: Path, key: Any, monkeypatc
         assert len(t.history()) == 5
 
 
+def test_a_program_that_forgets_the_encryption_is_told_so(tmp_path: Path) -> None:
+    address = tmp_path / "sealed.db"
+    with Encrypted(address, key=KEY) as store:
+        write_secrets(store)
+    with SQLite(address) as plain:
+        t = program_with_secrets(plain).thread("u")
+        with pytest.raises(StoreError, match=r"the value is encrypted: give compile\(store=Encrypted"):
+            _ = t.state
+        with pytest.raises(StoreError, match="the value is encrypted"):
+            t.run({"q": "again"})
+
+
 def test_keys_are_changed_by_a_new_first_key(tmp_path: Path) -> None:
     address = tmp_path / "sealed.db"
     with Encrypted(address, key=KEY) as store:
