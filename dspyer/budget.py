@@ -203,7 +203,9 @@ class Spending:
 
     def _fail(self, text: str) -> None:
         self._used_up = True
-        self._signal.stop(text, InputError(text))
+        error = InputError(text)
+        error.add_note("in the budget of this run")  # `errors.public` reads it: no input of a customer is wrong
+        self._signal.stop(text, error)
 
     def seconds_left(self) -> float | None:
         """The seconds that the run has left, at least 0; None for no limit."""

@@ -70,6 +70,7 @@ REMOVED: dict[str, str] = {
     "GEPAStats.nodes": "gepa.stats.predictors, by the full names of the predictors",
     "Culprits.notes": "culprits(program, example, metric).texts, by who is responsible",
     "Commit.size": "commit.sizes, of the fields with a limit, or state.sizes()",
+    **{f"{n}.counts": f"{n.lower()}.stats().nodes['name'].visits, .lm_calls" for n in ("Run", "Thread")},
     "Run.lanes": "run.report(), or the page of dspyer inspect",
     "Run.timeline": "run.report(), or the page of dspyer inspect",
     "ArchivedThread.commit": "record = thread.record(): record.step(id), record.state(id), record.fields(id)",
@@ -597,8 +598,8 @@ _PUBLIC: dict[str, tuple[int, str]] = {
 def public(error: BaseException) -> PublicError:
     """Return what a customer may read of an error. Its text stays for the log.
 
-    An error that a node has raised is `"failed"`, whatever its class: the customer cannot mend it. Limits of a run and
-    answers that do not fit are told in any case.
+    An error that a node has raised is `"failed"`, whatever its class: the customer cannot mend it. The same goes for
+    a budget that lacks the price of a model. Limits of a run and answers that do not fit are told in any case.
 
     Args:
         error: what a call of `dspyer` has raised, or `run.error`.
@@ -623,7 +624,7 @@ def _public_code(error: BaseException) -> str:
         return "invalid"
     if isinstance(error, (LimitError, BudgetError)):
         return "limit"
-    if any(note.startswith(_IN_NODE) for note in getattr(error, "__notes__", ())):
+    if any(note.startswith(_NOT_OF_INPUTS) for note in getattr(error, "__notes__", ())):
         return "failed"
     if isinstance(error, Interrupted) or (isinstance(error, OpenRunError) and error.questions):
         return "waiting"
@@ -636,6 +637,8 @@ def _public_code(error: BaseException) -> str:
 
 _IN_NODE = "in node "
 """How the note begins that a run adds to what a node has raised."""
+_NOT_OF_INPUTS = _IN_NODE, "in the budget "
+"""With that of what a budget cannot measure."""
 
 # --- which errors are retried
 

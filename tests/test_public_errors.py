@@ -7,10 +7,12 @@ import json
 from collections.abc import Callable
 from typing import Any
 
+import dspy
 import pytest
 
 from dspyer import END, START, Budget, Graph, errors, stores
 from dspyer.errors import public
+from dspyer.testing import ScriptedLM
 
 SECRET = "card 4242"
 
@@ -30,6 +32,12 @@ def failing(error: BaseException | None = None, **options: Any) -> Any:
 def spending(budget: Budget) -> Any:
     graph = Graph().add_node("a", lambda card: None, writes=[]).add_node("b", lambda card: None, writes=[])
     return graph.add_path(START, "a", "b", END).compile().run({"card": SECRET}, budget=budget)
+
+
+def asking_a_model(budget: Budget) -> Any:
+    graph = Graph().add_node("a", dspy.Predict("card -> paid")).add_path(START, "a", END)
+    with ScriptedLM(lambda prompt: {"paid": SECRET}):
+        return graph.compile().run({"card": SECRET}, budget=budget)
 
 
 def open_run(error: BaseException | None) -> None:
@@ -78,6 +86,11 @@ CASES: dict[str, tuple[Callable[[], Any], str, int]] = {
     "an unknown question": (no_question, "conflict", 409),
     "an unknown version": (lambda: failing().thread("ada/1").at(SECRET), "unknown", 404),
     "a budget": (lambda: spending(Budget(node_calls=1)).raise_error(), "limit", 429),
+    "a budget without a price": (
+        lambda: asking_a_model(Budget(cost=1)).raise_error(),
+        "failed",
+        500,
+    ),
     "an error of a node": (lambda: failing(ValueError(SECRET)).run({"card": SECRET}).raise_error(), "failed", 500),
     "an input error of a node": (
         lambda: failing(errors.InputError(SECRET)).run({"card": SECRET}).raise_error(),

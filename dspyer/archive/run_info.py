@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable
 from datetime import UTC, datetime
-from typing import Any, Generic, TypeVar, overload
+from typing import Any, Self, TypeVar
 
 from dspyer import START
 from dspyer.display import RunInfo
@@ -22,7 +22,7 @@ from dspyer.stores.base import ListedRun, Point
 T = TypeVar("T")
 
 
-class Page(Sequence[T], Generic[T]):
+class Page(tuple[T, ...]):  # noqa: SLOT001 - a tuple has no slots for more
     """A part of a list: a sequence of its items, and where the next part begins.
 
     Attributes:
@@ -34,29 +34,20 @@ class Page(Sequence[T], Generic[T]):
         (['a', 'b'], 'a', 'b')
     """
 
-    def __init__(self, items: Sequence[T], next: str | None = None) -> None:  # noqa: A002 - the name of the attribute
-        self._items = tuple(items)
-        self.next = next
+    next: str | None
 
-    @overload
-    def __getitem__(self, index: int) -> T: ...
-    @overload
-    def __getitem__(self, index: slice) -> Sequence[T]: ...
-    def __getitem__(self, index: int | slice) -> T | Sequence[T]:
-        return self._items[index]
-
-    def __len__(self) -> int:
-        return len(self._items)
-
-    def __iter__(self) -> Iterator[T]:
-        return iter(self._items)
+    def __new__(cls, items: Iterable[T], next: str | None = None) -> Self:  # noqa: A002 - the name of the attribute
+        """Make a page of its items and the cursor."""
+        page = super().__new__(cls, items)
+        page.next = next
+        return page
 
     def __repr__(self) -> str:
-        return f"Page({list(self._items)!r}, next={self.next!r})"
+        return f"Page({list(self)!r}, next={self.next!r})"
 
     def to_dict(self) -> dict[str, Any]:
         """Return the JSON form: `items` and `next`."""
-        items: list[Any] = [item.to_dict() if hasattr(item, "to_dict") else item for item in self._items]
+        items: list[Any] = [item.to_dict() if hasattr(item, "to_dict") else item for item in self]
         return {"items": items, "next": self.next}
 
 

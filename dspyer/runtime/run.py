@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import weakref
-from collections.abc import Callable, Container, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from copy import deepcopy
 from dataclasses import dataclass, field, replace
@@ -12,7 +12,7 @@ from functools import cached_property
 from html import escape
 from pathlib import Path
 from threading import RLock
-from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import dspy
 
@@ -286,24 +286,6 @@ class Run:
             )
         run: Run = link.run(prediction)
         return run
-
-    @property
-    def counts(self) -> dict[str, Counts]:
-        """Numbers of visits and of calls of predictors and tools, by node, counted from the commits of the run.
-
-        A resumed run counts what it did in earlier processes too. The nodes of a graph that is a node count as calls of
-        that node; failed attempts do not count.
-
-        Example:
-            >>> from dspyer import END, START, Graph
-            >>> graph = Graph().add_node("add", lambda n: {"n": n + 1},
-            ...     writes=["n"]).add_edge(START, "add")
-            >>> graph = graph.add_conditional_edges("add", lambda n: END if n > 2
-            ...     else "add", [END, "add"])
-            >>> graph.compile().run({"n": 0}).counts["add"].visits
-            3
-        """
-        return counts_in(self.commits, self._graph.nodes)
 
     @cached_property
     def commits(self) -> tuple[Commit, ...]:
@@ -905,27 +887,3 @@ def take_run(outcome: Outcome, recorder: LMRecorder | None) -> Run:
     """The last run of a request, which had ended: made here, or returned by a worker."""
     returned, outcome.returned = outcome.returned, None
     return returned or Run(*outcome.take(), recorder)
-
-
-class Counts(NamedTuple):
-    """The number of times that a node has run.
-
-    Attributes:
-        visits: how often it has committed.
-        calls: how often it has called predictors in these visits.
-        tool_calls: how often it has called tools.
-    """
-
-    visits: int = 0
-    calls: int = 0
-    tool_calls: int = 0
-
-
-def counts_in(commits: Iterable[Commit], nodes: Container[str]) -> dict[str, Counts]:
-    """The number of runs of `nodes`, by name, in the order of their first commits; joins and inputs are no nodes."""
-    found: dict[str, Counts] = {}
-    for commit in commits:
-        if commit.node in nodes:
-            visits, calls, tools = found.get(commit.node, Counts())
-            found[commit.node] = Counts(visits + 1, calls + commit.calls[0], tools + commit.calls[1])
-    return found

@@ -353,10 +353,8 @@ def _mention_pattern(value: str) -> str:
 # --- free texts: sentences of the inputs, and instructions made from the examples in a prompt
 
 Example = tuple[tuple[str, str], ...]  # (field, value) pairs
-WordLists = dict[str, dict[str, list[str]]]  # field -> value -> words that are typical of the value
 
 _INSTRUCTION = re.compile(r"instruction|rules?$|advice|guideline", re.IGNORECASE)
-_LISTED = re.compile(r"^\s*- (?:(\w+) )?[“\"](.+?)[”\"]: ([^.\n]+)", re.MULTILINE)  # what an earlier round wrote
 _LEADS = (
     "Read the whole input before you decide.",
     "Decide by what the writer wants to happen next, not by single words.",
@@ -367,7 +365,6 @@ _CURRENT = ("basic_instruction", "current_instruction", "instruction")  # the in
 _VALUE_LENGTH = 30  # characters; longer values are texts, not labels
 _LEARNED = 12  # words per value that an instruction lists
 _USUAL_LENGTH = 5  # of words; much longer ones are rare and help little
-_KEPT = 24  # words per value after several rounds
 
 
 def extract(prompt: Prompt, field: PromptField, count: int = 1) -> list[str]:
@@ -392,26 +389,19 @@ def extract(prompt: Prompt, field: PromptField, count: int = 1) -> list[str]:
 def write_instruction(prompt: Prompt, seed: str = "") -> str:
     """An instruction made from the prompt: the current one, and lists of the words that are typical of each value."""
     base = next((prompt.inputs[name] for name in _CURRENT if name in prompt.inputs), "")
-    plain = "\n".join(line for line in base.splitlines() if not _LISTED.match(line)).strip()
     lead = _LEADS[int(hash_fraction(f"lead|{seed}") * len(_LEADS))]
-    lines = [text for text in (plain, "" if lead in plain else lead) if text]
     keep = _LEARNED + int(hash_fraction(f"keep|{seed}") * 5) - 2
-    learned = characteristic_words(list(examples_in(prompt)), keep)
-    return "\n".join([*lines, *_list_lines(_merge_lists(listed_words(prompt), learned, _KEPT))])
+    words_of: dict[str, dict[str, None]] = {}  # by the beginning of a line; a round adds words to those of earlier ones
+    for line in [*base.splitlines(), *([] if lead in base else [lead]), *list_lines([*examples_in(prompt)], keep)]:
+        begin, is_list, found = line.partition('": ')
+        known = words_of.setdefault(begin + is_list, {})
+        known.update(dict.fromkeys(found.removesuffix(".").split(", ") if is_list else ()))
+    return "\n".join([f"{begin}{', '.join(known)}{'.' if known else ''}" for begin, known in words_of.items()])
 
 
-def _list_lines(lists: WordLists) -> list[str]:
-    return [
-        f'- {field} "{value}": {", ".join(found)}.'
-        for field, values in lists.items()
-        for value, found in values.items()
-    ]
-
-
-def characteristic_words(examples: Sequence[Example], keep: int) -> WordLists:
-    """The words that are typical of each value of the label fields of some examples, at most `keep` per value."""
+def list_lines(examples: Sequence[Example], keep: int) -> Iterator[str]:
+    """Lines with the words that are typical of each value of the label fields of some examples, at most `keep` each."""
     labels = _label_fields(examples)
-    result: WordLists = {}
     for field in labels:
         counts_by_value: dict[str, Counter[str]] = {}
         for example in examples:
@@ -421,8 +411,7 @@ def characteristic_words(examples: Sequence[Example], keep: int) -> WordLists:
                 counts_by_value.setdefault(value, Counter()).update(set(content_words(text)))
         for value, found in _distinctive_words(counts_by_value, keep).items():
             if found:
-                result.setdefault(field, {})[value] = found
-    return result
+                yield f'- {field} "{value}": {", ".join(found)}.'
 
 
 def _distinctive_words(counts_by_value: Mapping[str, Counter[str]], keep: int) -> dict[str, list[str]]:
@@ -442,18 +431,6 @@ def _distinctive_words(counts_by_value: Mapping[str, Counter[str]], keep: int) -
             :keep
         ]
         for value, counts in counts_by_value.items()
-    }
-
-
-def listed_words(prompt: Prompt) -> WordLists:
-    """The words per value that the inputs of a prompt already list, the most frequent first."""
-    counts: dict[str, dict[str, Counter[str]]] = {}
-    for text in prompt.inputs.values():
-        for field, value, found in _LISTED.findall(text):
-            counts.setdefault(field, {}).setdefault(value, Counter()).update(found.split(", "))
-    return {
-        field: {value: [word for word, _ in counted.most_common()] for value, counted in values.items()}
-        for field, values in counts.items()
     }
 
 
@@ -516,17 +493,6 @@ def _label_fields(examples: Sequence[Example]) -> list[str]:
     ]
 
 
-def _merge_lists(old: WordLists, new: WordLists, keep: int) -> WordLists:
-    result: WordLists = {}
-    for lists in (old, new):
-        for field, values in lists.items():
-            for value, found in values.items():
-                kept = result.setdefault(field, {}).setdefault(value, [])
-                kept.extend(word for word in found if word not in kept)
-                del kept[keep:]
-    return result
-
-
 def _mapping(value: object) -> Mapping[str, object]:
     return value if isinstance(value, Mapping) else {}
 
@@ -545,7 +511,7 @@ def _prose(text: str) -> str:
 # --- the similarity of texts: words, stems, and the cosine of TF-IDF weighted features
 
 _WORD = re.compile(r"[^\W_]+(?:['’][^\W_]+)?")
-_SENTENCE = re.compile(r"(?:(?<=[.!?…])|(?<=[.!?…][\"'”’)])|(?<=[.!?…][\"'”’)]{2}))\s+|\n+")
+_SENTENCE = re.compile(r"(?<=[.!?…])[\"'”’)]*\s+|\n+")
 # A common English ending, the longest that leaves four letters.
 _ENDING = re.compile(r"(?<=....)(?:ations?|ments?|ings?|edly|ions?|ied|ies|ed|es|ly|s)$")
 _STOP_WORDS = """

@@ -23,7 +23,7 @@ from dspyer.record.record import Record
 from dspyer.record.stored import FollowedRecords, record_of, records_of, unread_of
 from dspyer.runtime.repairs import repairs_of_thread
 from dspyer.runtime.request import new_request
-from dspyer.runtime.run import Counts, Run, counts_in
+from dspyer.runtime.run import Run
 from dspyer.runtime.streams import AsyncEvents, Events
 from dspyer.state import ImmutableState
 from dspyer.stores.base import DeletionReport, Store
@@ -429,11 +429,6 @@ class Thread:
             (0.0, ())
         """
         return self._records.calls(self._stored.history.id_of(commit))
-
-    @property
-    def counts(self) -> dict[str, Counts]:
-        """Numbers of visits and of calls of predictors and tools, by node, over all runs. Reads the whole history."""
-        return counts_in(self.history(), self._program.graph.nodes)
 
     def repairs(self) -> list[dspy.Example]:
         """The corrections of all runs as training examples, as `run.repairs()` gives them. Reads the whole history.

@@ -289,7 +289,7 @@ def test_the_picture_of_a_run_counts_visits_and_edges(make: Any) -> None:
     ways = Counter((commit.node, target) for commit in run.commits for target in commit.route)
     titles = titles_of(run)
     assert titles[0] == f"run {run.status}"
-    for node in run.counts:
+    for node in filter(str.isidentifier, {*visits} - {"START"}):
         (found,) = [title for title in titles if title.startswith(f"{node}: ")]
         times = visits[node]
         assert f"ran {times:,} time{'s' * (times > 1)}" in found

@@ -90,7 +90,7 @@ def run_of(program: CompiledGraph, run: Run) -> dict[str, Any]:
         "cost": run.cost,
         "lm_calls": sorted(map(repr, plain(run.lm_calls))),
         "events": sorted(map(repr, plain(run.events))),
-        "counts": plain(run.counts),
+        "counts": [commit.calls for commit in run.commits],
         "reason": run.routing_reason,
         "repairs": plain(run.repairs()),
         "branches": {path: state.to_dict() for path, state in run.branches.items()},

@@ -149,7 +149,7 @@ def run(graph: Graph, mode: str, inputs: dict[str, Any], **options: Any) -> dict
         "cost": found.cost,
         "lm_calls": sorted((one.execution, one.node, one.predictor, one.attempt) for one in found.lm_calls),
         "tokens": tracker.get_total_tokens(),
-        "counts": plain(found.counts),
+        "counts": [commit.calls for commit in found.commits],
         "sources": [found.sources(commit.id) for commit in found.commits],
         "repairs": plain(found.repairs()),
     }

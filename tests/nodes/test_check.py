@@ -87,7 +87,7 @@ def test_a_check_that_passes_costs_one_node_call() -> None:
 
     assert len(lm.calls) == 1
     assert len(run.trace) == 1
-    assert [run.counts[name].visits for name in run.counts] == [1, 1]
+    assert [node.visits for node in run.stats().nodes.values()] == [1, 1]
     assert run.state["problems"] == []
 
 

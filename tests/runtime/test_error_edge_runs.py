@@ -322,7 +322,7 @@ def test_a_loop_may_go_back_along_an_error_edge(play: Play) -> None:
     run = play(graph.compile(), {})
     assert run.state["a"] == "done"
     assert [failure.execution for failure in run.state["problems"]] == ["trunk:1", "trunk:3", "trunk:5"]
-    assert run.counts["ask"].visits == 4
+    assert run.stats().nodes["ask"].visits == 4
     assert isinstance(play(graph.compile(max_steps=5), {}).error, StepLimitError)
 
 
@@ -331,7 +331,7 @@ def test_a_node_may_lead_its_failures_to_itself(play: Play) -> None:
     graph.add_path(START, "ask", END).add_error_edge("ask", "ask", into="problems")
     run = play(graph.compile(), {})
     assert run.state["problems"][0].type == "ZeroDivisionError"
-    assert run.counts["ask"].visits == 2
+    assert run.stats().nodes["ask"].visits == 2
 
 
 def test_a_long_message_is_cut_and_a_wrong_one_is_described() -> None:

@@ -221,7 +221,7 @@ def facts(run: Run) -> Any:
     raised = error and (type(error), str(error), getattr(error, "__notes__", []), getattr(error, "of_module", None))
     commits = [replace(commit, started=0.0, duration=0.0) for commit in run.commits]
     kinds = sorted((type(event).__name__, getattr(event, "node", "")) for event in run.events)
-    return repr((run.status, raised, run.state, commits, steps, kinds, run.counts if hasattr(run, "counts") else None))
+    return repr((run.status, raised, run.state, commits, steps, kinds))
 
 
 @pytest.mark.slow("a law: each random graph runs twice")

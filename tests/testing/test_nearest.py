@@ -163,9 +163,6 @@ def test_free_texts_are_taken_from_the_inputs() -> None:
     assert dspy.Predict("documents: list[str], question -> answer")(
         documents=documents, question="What is the name of the goose?"
     ).answer.endswith("Martha.")
-    text = "The mill (it is old.) grinds rye. (It was built by monks.) The miller says “I keep bees.” He has a goose."
-    assert program(document=text, question="Who built it, monks?").answer == "(It was built by monks.)"
-    assert program(document=text, question="Says the miller that he keeps bees?").answer.endswith("“I keep bees.”")
 
 
 def test_a_demonstrated_question_gets_the_demonstrated_answer() -> None:
