@@ -151,7 +151,7 @@ def explain_langgraph(graph: Any) -> LangGraphReport:
         graph: a `StateGraph`, or what its `compile()` returned.
 
     Returns:
-        The report. Print it: it has the nodes and fields, what is in the way of a conversion, what the conversion
+        The report. Print it: it has the nodes, what is in the way of a conversion, what the conversion
         infers or leaves out, and the nodes that call an LM, each with a module that could replace it.
 
     Example:
@@ -168,11 +168,6 @@ def explain_langgraph(graph: Any) -> LangGraphReport:
         Nodes
           node   what it is  reads  writes  goes to
           greet  function    name   text    END
-        <BLANKLINE>
-        Fields
-          field  type  an update
-          name   str   replaces the value
-          text   str   replaces the value
     """
     findings = Findings()
     try:

@@ -15,7 +15,6 @@ from langchain_core.language_models import BaseLanguageModel
 from langchain_core.prompts import BasePromptTemplate
 from langchain_core.runnables import RunnableBinding
 from langchain_core.tools import BaseTool
-from langgraph.channels import BinaryOperatorAggregate, DeltaChannel
 from langgraph.channels.base import BaseChannel
 from langgraph.graph import END
 from langgraph.graph.state import CompiledStateGraph
@@ -202,7 +201,7 @@ class LangGraphReport:
     _nodes: tuple[FoundNode, ...] = field(default=(), repr=False)
 
     def __str__(self) -> str:
-        parts = [[self._verdict()], _listed("Problems", self.problems), self._node_lines(), self._field_lines()]
+        parts = [[self._verdict()], _listed("Problems", self.problems), self._node_lines()]
         parts += [self._lm_lines(), _listed("Notes", self.notes)]
         return "\n\n".join("\n".join(lines) for lines in parts if lines)
 
@@ -233,22 +232,6 @@ class LangGraphReport:
             lines.append(f"  {_UNKNOWN}: its code does not name fields")
         return ["Nodes", *lines]
 
-    def _field_lines(self) -> list[str]:
-        channels = {
-            name: channel
-            for node in reversed(self._nodes)
-            if "." not in node.name
-            for name, channel in node.channels.items()
-        }
-        if not channels:
-            return []
-        rows = [["field", "type", "an update"]]
-        rows += [
-            ["root" if name == "__root__" else name, _type_name(channel), _update(channel)]
-            for name, channel in channels.items()
-        ]
-        return ["Fields", *_table(rows)]
-
     def _lm_lines(self) -> list[str]:
         if not self.lm_calls:
             return []
@@ -273,19 +256,6 @@ def _replacement(call: LMNode) -> Iterator[str]:
         yield f"{call.node!r}: {{'node': {name}, 'modules': {{'predict': {call.suggestion}}}}},"
     else:
         yield f"{call.node!r}: {call.suggestion},"
-
-
-def _update(channel: BaseChannel[Any, Any, Any]) -> str:
-    if isinstance(channel, BinaryOperatorAggregate):
-        return f"is folded in by {_function_name(channel.operator)}"
-    if isinstance(channel, DeltaChannel):
-        return f"is folded in by {_function_name(channel.reducer)}"
-    return "replaces the value"
-
-
-def _function_name(fn: object) -> str:
-    name = getattr(fn, "__name__", type(fn).__name__)
-    return "a lambda" if name == "<lambda>" else name.lstrip("_")
 
 
 def _type_name(channel: BaseChannel[Any, Any, Any]) -> str:

@@ -72,13 +72,6 @@ Nodes
   tools     ToolNode                       ?         ?            END
   ?: its code does not name fields
 
-Fields
-  field     type                           an update
-  messages  list of messages               is folded in by add_messages
-  letter    str                            replaces the value
-  desk      Literal['support', 'billing']  replaces the value
-  notes     list[str]                      is folded in by add
-
 These nodes call the model directly. They run unchanged; to tune and count
 them, replace them with predictors, one by one:
   from_langgraph(graph, nodes={
