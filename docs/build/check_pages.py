@@ -14,9 +14,7 @@ ROOT = Path(__file__).parents[2]
 WIDTH, LINES, PAGE_WORDS, ALL_WORDS, WRITTEN = 76, 25, 2_000, 48_000, 46
 NEGATIONS, LONG, AVERAGE = 25, 10, 18  # per 100 sentences: of a page, longer than 25 words, of all pages
 FENCE = re.compile(r"^(?P<i> *)```[^\n]*\n(?P<b>.*?)^(?P=i)```\s*?$", re.MULTILINE | re.DOTALL)
-NEGATION = re.compile(
-    r"\b(not|no|nor|neither|none|never|nothing|without|cannot|can't|don't|doesn't|isn't|unless|except)\b", re.IGNORECASE
-)
+NEGATION = re.compile(r"\b(not|no|nor|neither|none|never|nothing|without|cannot|unless|except)\b|n't\b", re.IGNORECASE)
 PHRASES = re.compile(r"`t\.\w+\(|\b(tides?|harbours?|lamps?)\b|dspyer\[|\bS00\d\b", re.IGNORECASE)
 DESCRIPTION = re.compile(r'\A---\n(?:.*\n)*?description: *(".{40,170}"|(?:(?!: |").){40,170})\n(?:.*\n)*?---\n')
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pydoc
 import re
 import tomllib
 from pathlib import Path
@@ -53,20 +54,21 @@ def on_page_markdown(markdown: str, **_: Any) -> str:
 
 
 def on_nav(nav: Any, *, config: Any, **_: Any) -> None:
-    """Keeps the navigation for the end: it has the pages in their order, with their tabs."""
-    config.extra["navigation"] = nav
+    """Keeps the pages for the end, in the order of the navigation and with their tabs."""
+    config.extra["pages"] = nav.pages
 
 
 def on_post_build(*, config: Any) -> None:
     """Writes both files for programs below the site, with the code that pages include."""
-    pages = config.extra["navigation"].pages
     lines, last = [f"# {config.site_name}", f"\n> {config.site_description}"], None
-    for page in pages:
+    for page in config.extra["pages"]:
         if (tab := page.ancestors[-1].title) != last:
             lines, last = [*lines, f"\n## {tab}\n"], tab
         lines.append(f"- [{page.title}]({config.site_url or ''}{page.url}): {page.meta.get('description')}")
     site = Path(config.site_dir)
     (site / "llms.txt").write_text("\n".join(lines) + "\n")
     snippets = Markdown(extensions=["pymdownx.snippets"], extension_configs=config.mdx_configs).preprocessors["snippet"]
-    texts = ("\n".join(snippets.run(page.markdown.splitlines())) for page in pages)
-    (site / "llms-full.txt").write_text("\n\n".join(texts))
+    texts = ("\n".join(snippets.run(page.markdown.splitlines())) for page in config.extra["pages"])
+    shown = re.compile(r"^::: ([\w.]+)(?:\n +.*)*", re.MULTILINE)  # what an API page shows
+    text = shown.sub(lambda name: f"`{name[1]}`\n\n{pydoc.getdoc(pydoc.locate(name[1]))}", "\n\n".join(texts))
+    (site / "llms-full.txt").write_text(text)
