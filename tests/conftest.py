@@ -7,11 +7,16 @@ import functools
 import gc
 import inspect
 import os
+import shutil
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from pathlib import Path
-from types import SimpleNamespace
+from types import GenericAlias, SimpleNamespace
 from typing import Any
+
+# Files of tests lie in memory where there is some: no test needs the disk, of which each flush takes 10 ms.
+if os.access("/dev/shm", os.W_OK) and shutil.disk_usage("/dev/shm").free > 2**30:
+    os.environ.setdefault("TMPDIR", "/dev/shm")
 
 # Both are read when dspy is imported, so they are set before any test module is.
 os.environ.setdefault("LITELLM_LOCAL_MODEL_COST_MAP", "True")
@@ -20,9 +25,10 @@ os.environ.setdefault("DSPY_CACHEDIR", tempfile.mkdtemp(prefix="dspyer-tests-"))
 import dspy
 import pytest
 from dspy.adapters import utils as adapter_utils
+from dspy.adapters.types.tool import ToolCalls
 from dspy.clients.base_lm import GLOBAL_HISTORY
 from hypothesis import HealthCheck, settings
-from pydantic import TypeAdapter
+from pydantic import TypeAdapter, ValidationError
 
 from dspyer import END, START, CompiledGraph, Graph
 from dspyer.errors import Interrupted
@@ -61,12 +67,28 @@ def _parse(source: str) -> ast.Module:
 _inspect: Any = inspect
 _inspect.ast = SimpleNamespace(**{**vars(ast), "parse": _parse})
 
-# DSPy makes an adapter for each value of each prompt, a tenth of the time of its optimizers. These types have one only.
-_plain = {kind: TypeAdapter(kind) for kind in (str, int, float, bool, list, dict, type(None))}
+# DSPy makes an adapter for each value of each prompt, a tenth of the time of its optimizers, and a JSON schema for each
+# field of each prompt. These types have one only.
+_PLAIN = [str, int, float, bool, list, dict, type(None), list[str], ToolCalls]
+_adapters: dict[Any, Any] = {kind: TypeAdapter(kind) for kind in _PLAIN}
+for _adapter in _adapters.values():
+    _adapter.json_schema = functools.cache(_adapter.json_schema)
+
+
+def _adapter_of(kind: Any) -> Any:
+    """The adapter of a type. Others than these may have no hash."""
+    return (_adapters.get(kind) if isinstance(kind, type | GenericAlias) else None) or TypeAdapter(kind)
+
+
 _adapter_utils: Any = adapter_utils
-_adapter_utils.TypeAdapter = lambda kind: (
-    _plain[kind] if isinstance(kind, type) and kind in _plain else TypeAdapter(kind)
-)
+_adapter_utils.TypeAdapter = _adapter_of
+_adapter_utils.pydantic = SimpleNamespace(TypeAdapter=_adapter_of, ValidationError=ValidationError)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collect_file() -> Generator[None, list[pytest.Collector], list[pytest.Collector]]:
+    """Tests have no doctests: searching their modules for some takes a tenth of the collection."""
+    return [collector for collector in (yield) if type(collector) is pytest.Module]
 
 
 @pytest.hookimpl(wrapper=True)

@@ -197,7 +197,7 @@ def _field_problems(plan: AgentPlan) -> Iterator[str]:
         yield "the signature has no output that the agent could submit"
     for name in () if given.schema is None else given.schema.model_fields:
         if name in task.fields:
-            yield f"{name!r} is a field of the signature and of the schema: leave it out of one (of the former if Kept)"
+            yield f"{name!r} is a field of the signature and of the schema: declare it in one, in the schema if Kept"
         elif name in own and name != PROBLEMS:
             yield f"{name!r} cannot be a field of the schema: the agent has a field of this name"
 
