@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from dspyer.errors import GraphError, brief
 
@@ -184,16 +184,17 @@ class Templates(NamedTuple):
         named = frozenset([*self.fields, *dict(self.of_views)])
         return named.union(self.allowed or ()) if self.in_instructions else named
 
-    def all_reads(self, reads: Mapping[str, str]) -> dict[str, str]:
-        """The reads of a node and of its templates; a field whose name another input has is read as input `{field}`."""
-        more = [name for name in dict.fromkeys([*self.fields, *dict(self.of_views)]) if name not in reads.values()]
-        return {**reads, **{name if name not in reads else f"{{{name}}}": name for name in more}}
+    def facts(self, reads: Mapping[str, str] | None, optional: frozenset[str]) -> dict[str, Any]:
+        """The facts of a node that has these templates: what it reads (None for the whole state), and may be unset.
 
-    def optional_fields(self, reads: Mapping[str, str], optional: frozenset[str]) -> frozenset[str]:
-        """The fields among `all_reads` that may be unset: a template is filled with the values that there are."""
-        more = {*self.fields, *(name for name, unset in self.of_views if unset)}
-        needed = {name for name, unset in self.of_views if not unset}
-        return (optional | {name for name in more if name not in reads.values()}) - needed
+        A field whose name another input has is read as input `{field}`. A template is filled with the values that
+        there are, so what only templates name may be unset.
+        """
+        if reads is not None:
+            more = [name for name in dict.fromkeys([*self.fields, *dict(self.of_views)]) if name not in reads.values()]
+            optional = optional.union(more) - {name for name, unset in self.of_views if not unset}
+            reads = {**reads, **{name if name not in reads else f"{{{name}}}": name for name in more}}
+        return {"reads": reads, "optional": optional, "templates": self}
 
 
 NO_TEMPLATES = Templates()

@@ -264,9 +264,7 @@ def _reflection(
     templates = plan_templates(asked, options, reads, Flaws(options.who))
     finder = ReflectionFinder(
         name=options.name,
-        reads=templates.all_reads(reads),
-        optional=templates.optional_fields(reads, frozenset(names)),
-        templates=templates,
+        **templates.facts(reads, frozenset(names)),
         mode="" if name is True else name,
         inputs=names,
     )

@@ -84,9 +84,7 @@ def build_mode(plan: AgentPlan, options: NodeOptions) -> Built:
     node = ModeNode(
         name=name,
         takes=templates.takes,
-        reads=templates.all_reads(reads),
-        optional=templates.optional_fields(reads, optional),
-        templates=templates,
+        **templates.facts(reads, optional),
         writes={MESSAGES: MESSAGES, **seen},
         conversations=(MESSAGES,),
         # In the order of the tools: that of a set differs between processes, and edges are in the fingerprint.

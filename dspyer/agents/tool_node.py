@@ -384,11 +384,9 @@ def build_tool(spec: ToolSpec, options: NodeOptions) -> Built:
     node = ToolNode(
         name=options.name,
         takes=frozenset([CALL]),
-        reads=templates.all_reads(reads),
-        optional=templates.optional_fields(reads, optional),
+        **templates.facts(reads, optional),
         writes={**fields, **own},
         resources=action.resources,
-        templates=templates,
         reports_in=(MESSAGES,),
         programs=action.path[1:] if isinstance(action, ProgramAction) else (),  # with a check as well
         lasting=tuple([option for option, is_set in lasting.items() if is_set]),

@@ -83,7 +83,7 @@ class ArchivedThread:
             KeyError: if there is no such map; it lists those that there are.
             ThreadError: if there is no such run.
         """
-        return self._records.record(run).items(node)
+        return self._records.items(node, run)
 
     def failures(self, run: str | None = None) -> tuple[Failure, ...]:
         """The failures with which a run ended, each with its traceback; `run` as in `info`."""

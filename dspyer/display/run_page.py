@@ -6,7 +6,9 @@ The forms are listed in `dspyer/inspector/README.md`.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Mapping
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sized
+from contextlib import suppress
 from datetime import UTC, datetime
 from functools import cached_property
 from pathlib import Path
@@ -16,11 +18,12 @@ from dspyer import ImmutableState
 from dspyer.display.cut_values import VALUE, cut_within
 from dspyer.display.graph_svg import drawing_of
 from dspyer.display.run_file import RECORD, SharedValues, shown_places, write_file
+from dspyer.errors import StoreError
 from dspyer.events import Question, is_built_in, path_of_event, told
 from dspyer.extend import Event, freeze, outermost_execution
 from dspyer.failure import Failure
 from dspyer.patch import encode_update
-from dspyer.record import Record, RecordStep
+from dspyer.record import Items, Record, RecordStep
 from dspyer.record_codec import changed, encode
 from dspyer.values import json as encoding
 
@@ -102,7 +105,7 @@ class RunAnswers:
             "answers": [one.to_dict() for one in record.answers()],
             "messages": record.messages(),
             "failures": [failure.to_dict() for failure in record.failures],
-            "maps": [one.to_dict() for one in record.maps()],
+            "maps": [one.to_dict() for one in maps_of(record)],
             "count": info["steps"],
         }
 
@@ -202,7 +205,7 @@ class RunAnswers:
                 "failure": None if step.failure is None else str(step.failure),
             }
             for step in self.record.steps
-            if step.kind in ("item", "trial")
+            if step.kind in ITEMS
         ]
 
     def _own(self) -> list[RecordStep]:
@@ -211,6 +214,32 @@ class RunAnswers:
 
 def _encoded(values: Mapping[str, Any]) -> dict[str, Any]:
     return {name: encoding.encode(value) for name, value in values.items()}
+
+
+ITEMS = ("item", "trial")
+
+
+def maps_of(record: Record) -> list[Items]:
+    """The maps of the run's own graph that it has reached: at the last visit of each, how many items are how far."""
+    found: dict[str, tuple[str, int]] = {}  # by node: the last visit, and how many items it has been given
+    counts: dict[str, Counter[str]] = {}
+    for step in record.steps:
+        mapped = record.graph.maps.get(step.node)
+        if step.parent is None and mapped is not None:
+            # An item that has failed its map has no step of its own.
+            counts[step.id] = Counter(failed=int(step.failure is not None and step.failure.index is not None))
+            given: Sized = ()
+            if step.commit is None and step.after:  # without a commit, only the list says how many there are
+                with suppress(StoreError):  # of a damaged state, those that have left something are counted
+                    given = step.sent.get(mapped.over, record.state(step.after[0]).get(mapped.over, ()))
+            found[step.node] = step.id, len(given)
+        elif step.kind in ITEMS and step.parent in counts:
+            counts[step.parent][step.status] += 1
+    items = []
+    for node, (visit, total) in found.items():
+        of = counts[visit]
+        items.append(Items(node, max(total, of.total()), of["done"], of["failed"], of["waiting"], {}, {}))
+    return [one for one in items if one.total]
 
 
 def write_page(

@@ -329,9 +329,7 @@ class Binding:
             takes = templates.takes.union(seen, self._named(), [resource.name for resource in self.resources])
         return {
             "takes": takes,
-            "reads": None if reads is None else templates.all_reads(reads),
-            "optional": optional if reads is None else templates.optional_fields(reads, optional),
-            "templates": templates,
+            **templates.facts(reads, optional),
             "resources": {resource.name: resource.kind for resource in self.resources if not resource.default},
             "binding": self,
         }

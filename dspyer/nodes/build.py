@@ -84,14 +84,13 @@ def build_kind(given: Node, options: NodeOptions) -> Built:
     binding = Binding(who, tuple(fields), takes_all=reads is None, schema=options.schema)
     own, _ = binding.reading()
     templates = plan_templates(options.modules.values(), options, own, found)
-    unset = {} if own is None else {"optional": templates.optional_fields(own, frozenset())}
     # A copy: one object may be given to several nodes, and each has a name of its own.
     made = copy.copy(given)
     for fact, value in (("name", options.name), ("who", who), ("modules", None)):
         object.__setattr__(made, fact, value)  # they are frozen for others
     node = KindNode(
         name=options.name,
-        **binding.facts(templates) | unset | {"resources": given.resources},
+        **binding.facts(templates) | templates.facts(own, frozenset()) | {"resources": given.resources},
         writes=options.writes,
         goto=options.goto,
         sends=given.sends,

@@ -1,23 +1,16 @@
-"""`Items`: how far a map is, and what its items gave, as the steps of a `Record` show it."""
+"""`Items`: how far a map is, and what its items gave, from the same facts as the steps of a `Record`."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sized
-from contextlib import suppress
-from typing import TYPE_CHECKING, Any, NamedTuple
+from collections.abc import Iterable, Mapping
+from typing import Any, NamedTuple
 
-from dspyer.errors import StoreError
 from dspyer.failure import Failure
-from dspyer.ids import Address
-from dspyer.record.making import RecordStep
+from dspyer.ids import ids_around, is_within, part_id
+from dspyer.record.making import RunEnding, RunSteps, items_of_commit
+from dspyer.scheduler.lineage import sent_to
 from dspyer.values.frozen import thaw
-
-if TYPE_CHECKING:
-    from dspyer.record.record import Record
-
-ITEMS = ("item", "trial")
-"""The kinds of steps that are items of a map."""
 
 
 class Items(NamedTuple):
@@ -51,39 +44,67 @@ class Items(NamedTuple):
         return f"{self.node}: {self.done:,} of {self.total:,} {items}{more}"
 
 
-def maps_of(record: Record) -> list[Items]:
-    """The maps of the run's own graph that were given items, each at the last visit that the run has made."""
-    visits: dict[str, RecordStep] = {}
-    inside: dict[str, list[RecordStep]] = {}
-    for step in record.steps:
-        if step.parent is None and step.node in record.graph.maps:
-            visits[step.node], inside[step.id] = step, []
-        elif step.kind in ITEMS and step.parent in inside:
-            inside[step.parent].append(step)
-    found = [_items_at(record, visit, inside[visit.id]) for visit in visits.values()]
-    return [one for one in found if one.total]
+def items_of(steps: RunSteps, ending: RunEnding, node: str) -> Items:
+    """The items of a map of the run's own graph.
+
+    Raises:
+        KeyError: if the graph has no such map; it lists those that it has.
+    """
+    graph = steps.graph
+    if node not in graph.maps:
+        known = ", ".join(map(repr, graph.maps)) or "none"
+        raise KeyError(f"{node!r} is no map of graph {graph.name!r}; its maps: {known}")
+    # A branch that has stopped there is behind all commits.
+    stop = next((one for one in reversed(list(steps.stops(ending))) if one.node == node), None)
+    if stop is not None:
+        parents = tuple([steps.places[head.id] for head in stop.heads.values()])
+        attempts = (*ending.failed, *ending.failures)
+        return _items_left(steps, node, stop.local, stop.branch, parents, stop.failure, attempts)
+    results, failures = dict[int, Any](), dict[int, Failure]()
+    entry = next((one for one in reversed(list(steps.in_order())) if one.commit.node == node), None)
+    if entry is not None and entry.commit.failure is not None:  # an error edge took it, and closed its questions
+        commit = entry.commit
+        attempts = (*commit.failed_attempts, entry.commit.failure)
+        left = _items_left(steps, node, commit.id, commit.branch, entry.parents, commit.failure, attempts)
+        return left._replace(waiting=0)
+    if entry is not None:
+        for index, failure, result in items_of_commit(graph, graph.maps[node], entry.commit, entry.state):
+            if failure is None:
+                results[index] = thaw(result)
+            else:
+                failures[index] = failure
+    return Items(node, len(results) + len(failures), len(results), len(failures), 0, results, failures)
 
 
 _NOTE = re.compile(r"^in .*\[(\d+)\] of the map ", re.MULTILINE)
 """The note of an exception of an item that has failed its map: no other place says which item it was."""
 
 
-def _items_at(record: Record, visit: RecordStep, items: list[RecordStep]) -> Items:
-    by_index = {int(Address.parse(step.id).keys[-1]): step for step in items}
-    results = {index: thaw(step.wrote["result"].value) for index, step in by_index.items() if step.status == "done"}
-    failures = {index: step.failure for index, step in by_index.items() if step.failure is not None}
-    lost = visit.failure
-    if lost is not None and lost.index is not None:  # an item that has failed its map may have no step of its own
-        failures.setdefault(lost.index, lost)
-    elif lost is not None and not failures and (named := _NOTE.search(lost.traceback)):
-        failures[int(named[1])] = lost
-    given: Sized = ()
-    if visit.status != "done" and visit.after:  # only the list says how many there are
-        over = record.graph.maps[visit.node].over
-        with suppress(StoreError):  # of a damaged state, those that have left something are counted
-            given = visit.sent.get(over, record.state(visit.after[0]).get(over, ()))
-    # An error edge that has taken the failure of a map has closed its questions.
-    waits = {index for index, step in by_index.items() if step.status == "waiting" and visit.commit is None}
-    waiting = len(waits - failures.keys())
-    total = max(len(given), len(by_index.keys() | failures.keys()))
-    return Items(visit.node, total, len(results), len(failures), waiting, results, failures)
+def _items_left(
+    steps: RunSteps,
+    node: str,
+    local: str,
+    branch: tuple[int, ...],
+    parents: tuple[int, ...],
+    failure: Failure | None,
+    attempts: Iterable[Failure],
+) -> Items:
+    """The items of a map that has not ended, or that has failed: its execution has committed none of them."""
+    mapped, facts = steps.graph.maps[node], steps.facts.get(local)
+    sent = sent_to(steps.log, parents, branch) if parents else {}
+    state = steps.log[parents[0]].state if parents else {}
+    total = len((sent if mapped.over in sent else state).get(mapped.over, ()))
+
+    results: dict[int, Any] = {}
+    waiting: set[int] = set()
+    if facts is not None:
+        ids = {part_id(local, index): index for index in range(total)}
+        results = {index: thaw(facts.items[name]) for name, index in ids.items() if name in facts.items}
+        open_ones = [one.question.execution for one in facts.asked.values() if one.answer is None]
+        waiting = {ids[name] for one in open_ones for name in (*ids_around(one), one) if name in ids}
+    failed = [one for one in attempts if is_within(one.execution, local)]
+    failures = {one.index: one for one in failed if one.index is not None and one.index not in results}
+    if failure is not None and (found := _NOTE.search(failure.traceback)) and not failures:
+        failures[int(found[1])] = failure
+    waiting -= results.keys() | failures.keys()
+    return Items(node, total, len(results), len(failures), len(waiting), results, failures)

@@ -17,7 +17,7 @@ from dspyer.failure import Failure
 from dspyer.ids import Address, execution_id, full_id, id_order, outermost_execution, part_id, whole_execution
 from dspyer.log.rows import UnreadablePatch
 from dspyer.patch import DELETE, Members, Replace, SealedPatch, Tail
-from dspyer.record.drawn import DrawnGraph
+from dspyer.record.drawn import DrawnGraph, Mapped
 from dspyer.record_codec import changed
 from dspyer.redaction import Redactor
 from dspyer.reducers import Updates
@@ -376,7 +376,7 @@ class RunSteps:
         for failure in ending.failed:
             if Address.parse(failure.execution).index >= 0:  # else where it was is hidden, or not known
                 self._ended_at(failure.execution).failed.append(failure)
-        for stop in self._branches.stops("", ending.status, ending.failures, self.places):
+        for stop in self.stops(ending):
             self._ended_at(stop.local).stops.append(stop)
         for place, reason in ending.damaged.items():
             self._ended_at(place).damaged[place] = reason
@@ -392,6 +392,10 @@ class RunSteps:
         before = [step for one in loose if not self._loose[one][0] for step in self._made[one]]
         after = [step for one in loose if self._loose[one][0] for step in self._made[one]]
         return (*before, *self._steps_of_commits(), *after)
+
+    def stops(self, ending: RunEnding) -> Iterator[BranchStop]:
+        """The executions of the run's own graph at which it has stopped, or is."""
+        return self._branches.stops("", ending.status, ending.failures, self.places)
 
     def _steps_of_commits(self) -> Iterator[RecordStep]:
         for index in self._order:
@@ -416,7 +420,6 @@ class _Maker:
         self._fields: dict[str, dict[str, Any]] = {}
         self._order: dict[str, Order] = {}
         self._graphs: dict[str, DrawnGraph] = {}
-        self._addresses: dict[str, Address] = {}  # of a map with many items, most of the time went into reading ids
         self._raw: dict[str, Commit] = {}  # as they are stored, with what is hidden
         self._own = [run.places[one] for one in executions if one in run.places]
         self._facts = [known[one] for one in executions for known in (run.facts, run.ending) if one in known]
@@ -598,26 +601,12 @@ class _Maker:
         mapped = graph.maps.get(step["node"])
         if mapped is None or commit is None or step["status"] != "done":
             return
-        folded, state = {field.name for field in graph.fields if field.reducer}, step.get("_state")
-
-        def given(name: str | None) -> list[Any]:
-            """The results that the map has given for a field; a patch lacks what the state had before."""
-            if name is None:
-                return []
-            if name in commit.patch or name in folded:
-                return _entries(commit.patch.get(name))
-            return [] if state is None else _entries(state.raw(name, None))
-
-        lost = {one.index: one for one in given(mapped.failures) if isinstance(one, Failure)}
-        results = iter(given(mapped.into))
-        for index in range(MOST_ITEMS):
-            if index in lost:
-                self._step(f"{local}[{index}]").update(status="failed", failure=self._failure(lost[index]))
-            elif (result := next(results, DELETE)) is not DELETE:
+        for index, failure, result in items_of_commit(graph, mapped, commit, step.get("_state")):
+            if failure is not None:
+                self._step(f"{local}[{index}]").update(status="failed", failure=self._failure(failure))
+            else:
                 wrote = {"result": Wrote(self._shown(mapped.into, freeze(result)))}
                 self._step(f"{local}[{index}]").update(status="done", wrote=wrote)
-            else:
-                break
 
     # --- stops
 
@@ -660,7 +649,7 @@ class _Maker:
     def _place(self, execution: str) -> str:
         """The step that has made a call: an item, a program, or, of a router or a condenser, the node's."""
         while execution.endswith("]") and execution not in self._fields:
-            if Address.parse(execution).keys[-1].isdecimal():
+            if Address.parse(execution).keys[-1].isdigit():
                 break
             execution = _around(execution)
         return execution
@@ -668,7 +657,7 @@ class _Maker:
     def _step(self, local: str, node: str = "") -> dict[str, Any]:
         """The fields of the step of an execution, which is made if need be, with those around it."""
         if local not in self._fields:
-            found = self._addresses[local] = Address.parse(local)
+            found = Address.parse(local)
             self._fields[local] = {"id": self._of.id_of(local), "node": node, "status": "stopped"}
             self._fields[local]["branch"] = found.path
             self._order[local] = (0, -1, (), id_order(local)) if found.part else (3, 0, found.path, ())
@@ -682,7 +671,7 @@ class _Maker:
             around, found = _around(local), self._of.graph
             if around:
                 found = self._graph_of(around)
-                if not local.endswith("]"):
+                if Address.parse(local).is_commit:
                     found = found.inside(self._fields[whole_execution(around)]["node"], around) or DrawnGraph("")
             self._graphs[local] = found
         return self._graphs[local]
@@ -711,13 +700,13 @@ class _Maker:
     def _name(self, local: str, fields: dict[str, Any]) -> None:
         """Sets the kind of a step, and the name of one that is a part of another."""
         node, graph = fields["node"], self._graph_of(local)
-        keys = self._addresses[local].keys if local in self._addresses else []
+        keys = Address.parse(local).keys
         if "kind" in fields:
             pass
         elif keys:
             whole = self._fields[_around(local)]
             fields["node"] = f"{whole['node']}[{keys[-1]}]"
-            is_item = keys[-1].isdecimal()
+            is_item = keys[-1].isdigit()
             fields["kind"] = ("trial" if graph.is_search else "item") if is_item else "graph"
             if fields["status"] == "stopped":  # of an item that has left nothing, what is said of its map
                 fields["status"] = whole["status"]
@@ -729,6 +718,34 @@ class _Maker:
             fields["kind"] = "edit"
         else:
             fields["kind"] = graph.kind(node)
+
+
+def items_of_commit(
+    graph: DrawnGraph, mapped: Mapped, commit: Commit, state: ImmutableState | None
+) -> Iterator[tuple[int, Failure | None, Any]]:
+    """The items of a map that has committed: the index of each, its failure if it failed, and its result if not.
+
+    `state` is that after the commit; None if it is not known.
+    """
+    folded = {field.name for field in graph.fields if field.reducer}
+
+    def given(name: str | None) -> list[Any]:
+        """The results that the map has given for a field; a patch lacks what the state had before."""
+        if name is None:
+            return []
+        if name in commit.patch or name in folded:
+            return _entries(commit.patch.get(name))
+        return [] if state is None else _entries(state.raw(name, None))
+
+    lost = {one.index: one for one in given(mapped.failures) if isinstance(one, Failure)}
+    results = iter(given(mapped.into))
+    for index in range(MOST_ITEMS):
+        if index in lost:
+            yield index, lost[index], None
+        elif (result := next(results, DELETE)) is not DELETE:
+            yield index, None, result
+        else:
+            break
 
 
 def _around(local: str) -> str:

@@ -18,7 +18,6 @@ from dspyer.log.rows import total_cost
 from dspyer.patch import DELETE, encode_update
 from dspyer.policies import Pattern
 from dspyer.record.drawn import DrawnGraph
-from dspyer.record.items import Items, maps_of
 from dspyer.record.making import RecordStep, RunEnding, RunSteps, StepQuestion, Wrote
 from dspyer.record.turns import ToolCall, sent_messages, tool_calls
 from dspyer.redaction import Redaction
@@ -246,33 +245,6 @@ class Record:
         asked = [step.asked for step in (self.steps if id is None else self._within(id)) if step.asked is not None]
         found = [replace(one.answer, value=thaw(one.answer.value)) for one in asked if one.answer is not None]
         return tuple(sorted(found, key=lambda one: one.at or 0.0))
-
-    def items(self, node: str) -> Items:
-        """The items of a map at its last visit, as `run.items` gives them.
-
-        Args:
-            node: the map; it is a node of the run's own graph.
-
-        Raises:
-            KeyError: if there is no such map; it lists those that there are.
-
-        Example:
-            >>> from dspyer import END, START, Graph
-            >>> graph = Graph().add_map("read", lambda doc: doc.upper(), over="docs",
-            ...     item="doc", into="texts")
-            >>> record = graph.add_path(START, "read", END).compile().run(
-            ...     {"docs": ["a", "b"]}).record()
-            >>> record.items("read").results, list(map(str, record.maps()))
-            ({0: 'A', 1: 'B'}, ['read: 2 of 2 items'])
-        """
-        if node not in self.graph.maps:
-            known = ", ".join(map(repr, self.graph.maps)) or "none"
-            raise KeyError(f"{node!r} is no map of graph {self.graph.name!r}; its maps: {known}")
-        return next((one for one in self.maps() if one.node == node), Items(node, 0, 0, 0, 0, {}, {}))
-
-    def maps(self) -> list[Items]:
-        """The items of all maps of the run's own graph that were given some."""
-        return maps_of(self)
 
     def messages(self) -> list[dict[str, Any]]:
         """The messages of `thread.send` that turns of the run have taken, as they may be shown.

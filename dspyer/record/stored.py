@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from functools import cache, lru_cache
 from threading import Lock
-from typing import Any
+from typing import Any, TypeVar
 
 from dspyer.clock import wall
 from dspyer.errors import StoreError, ThreadError
@@ -48,6 +48,7 @@ from dspyer.log.rows import (
 from dspyer.log.time_travel import ThreadReader, unread
 from dspyer.patch import update_size
 from dspyer.record.drawn import DrawnGraph
+from dspyer.record.items import Items, items_of
 from dspyer.record.making import RunEnding, RunSteps, StepQuestion
 from dspyer.record.record import Origin, Record
 from dspyer.record_codec import changed, decode
@@ -55,6 +56,8 @@ from dspyer.redaction import Redactor
 from dspyer.scheduler.lineage import LogEntry
 from dspyer.state import ImmutableState
 from dspyer.stores.base import ListedRun, Point, Row, RunQuery, RunRow, Store, ThreadRow, listed_run
+
+T = TypeVar("T")
 
 KEPT = 16
 """Graphs that are kept as they were read last: a page asks for that of its run again with every step."""
@@ -250,7 +253,14 @@ class FollowedRecords:
         self._runs: dict[str, tuple[Point | None, RunReader]] = {}  # the last used one last
 
     def record(self, run: str | None = None) -> Record:
-        """The record of a run, as `record_of` gives it, without a redactor."""
+        """The record of a run, as `record_of` gives it."""
+        return self._read(run, RunReader.record)
+
+    def items(self, node: str, run: str | None = None) -> Items:
+        """The items of a map of a run."""
+        return self._read(run, lambda reader, status: reader.items(node, status))
+
+    def _read(self, run: str | None, read: Callable[[RunReader, str], T]) -> T:
         listed, status = current_status(self._reader.store, run_of(self._reader.store, self._thread, run))
         name, root = listed.run.id, listed.thread.root
         # One at a time: two that read the same new rows would add them twice.
@@ -261,7 +271,7 @@ class FollowedRecords:
             self._runs[name] = root, found
             if len(self._runs) > KEPT_RUNS:
                 del self._runs[next(iter(self._runs))]
-            return found.record(status)
+            return read(found, status)
 
     def calls(self, name: str) -> tuple[LMCall, ...]:
         """The LM calls of an execution by its id, with those inside of it; without the label, one of the last run.
@@ -383,6 +393,10 @@ class RunReader:
             )
             self._recorded = {(self._last, status): record}
         return self._recorded[self._last, status]
+
+    def items(self, node: str, status: str | None = None) -> Items:
+        """The items of a map; `status` as for `record`."""
+        return items_of(self._steps, self._ending(status), node)
 
     def _ending(self, status: str | None) -> RunEnding:
         if self._end is None:

@@ -27,7 +27,7 @@ from dspyer.log.history import scoped_logs
 from dspyer.log.reader import read_run
 from dspyer.log.rows import LMUsage, total_cost
 from dspyer.patch import seal
-from dspyer.record.items import Items
+from dspyer.record.items import Items, items_of
 from dspyer.record.making import RunEnding, RunSteps, StepQuestion
 from dspyer.record.record import Record
 from dspyer.record.stored import canonical_order, record_at
@@ -597,7 +597,9 @@ class Run:
             # A thread that was deleted, or a store that was closed, takes nothing from what this process knows.
             with suppress(StoreError):
                 return record_at(*self._source, self._redactor)
-        return self._record_here(self._redactor)
+        thread, graph = "" if self._source is None else self._source[1], self._graph
+        began = self._ended - self.duration
+        return Record.of(*self._facts(self._redactor), self.run_id, thread, began, graph.hidden, graph.recorded)
 
     def items(self, node: str) -> Items:
         """The items of a map at its last visit: how many are done, failed or waiting, their results and failures.
@@ -623,7 +625,7 @@ class Run:
             >>> items.done, items.results, str(items)
             (2, {0: 'A', 1: 'B'}, 'read: 2 of 2 items')
         """
-        return self._record_here(None).items(node)  # also those of earlier processes
+        return items_of(*self._facts(None), node)  # also those of earlier processes
 
     @cached_property
     def trajectory(self) -> tuple[Turn, ...]:
@@ -807,8 +809,8 @@ class Run:
     def _index_of(self) -> dict[str, int]:
         return {commit.id: i for i, commit in enumerate(self.commits)}
 
-    def _record_here(self, redactor: Redactor | None) -> Record:
-        """The record of what this process knows of the run."""
+    def _facts(self, redactor: Redactor | None) -> tuple[RunSteps, RunEnding]:
+        """The facts of the run as this process knows them."""
         prefixes, graph = self._prefixes, self._graph
         steps = RunSteps(prefixes[1][:-1], graph.drawn, redactor=redactor, keeps_texts=graph.recorded == "function")
         settled = 0
@@ -838,9 +840,7 @@ class Run:
         for one in questions.values():
             steps.ask(StepQuestion(one, asked_at.get(one.id), answers.get(one.id)))
         failed = [attempt for failed in self._failures for attempt in failed.all_attempts]
-        ending = RunEnding(self.status, self._ended, self.usage, self.failures, failed)
-        thread, began = "" if self._source is None else self._source[1], self._ended - self.duration
-        return Record.of(steps, ending, self.run_id, thread, began, graph.hidden, graph.recorded)
+        return steps, RunEnding(self.status, self._ended, self.usage, self.failures, failed)
 
     def __getstate__(self) -> dict[str, Any]:
         # A copy in another process has no store: it knows what this process knew of the run.

@@ -482,7 +482,7 @@ class Thread:
             ...     t.items("half").results)
             ('failed', 'half: 2 of 3 items, 1 failed', {0: 6, 1: 3})
         """
-        return self._records.record(run).items(node)
+        return self._records.items(node, run)
 
     def stats(self) -> display.Stats:
         """The reliability of each node, over all runs, as `run.stats()`. Reads the whole history.

@@ -52,9 +52,7 @@ class Guarded(KindOptions):
         templates = plan_templates([self.module], options, reads, found)
         node = GuardedNode(
             name=options.name,
-            reads=templates.all_reads(reads),
-            optional=templates.optional_fields(reads, binding.reading()[1]),
-            templates=templates,
+            **templates.facts(reads, binding.reading()[1]),
             writes=writes,
             rule=self.rule,
             binding=binding,
