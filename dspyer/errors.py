@@ -672,12 +672,6 @@ def is_lost_work(error: BaseException) -> bool:
     """Return whether an executor has lost what a node gave it: it is broken or shut down, or has cancelled the task.
 
     It says nothing about the node or its inputs, so it must not count as a failure of them.
-
-    Example:
-        >>> from concurrent.futures import BrokenExecutor
-        >>> (is_lost_work(BrokenExecutor("a worker was killed")),
-        ...     is_lost_work(ValueError("odd")))
-        (True, False)
     """
     refused = isinstance(error, RuntimeError) and error_text(error).startswith(_REFUSED)
     return refused or isinstance(error, lost_work())
@@ -753,12 +747,6 @@ def mark_lm_retries(error: BaseException, retries: int) -> None:
     """Notes on the error of an LM call how often the LM was allowed to retry the request, for `is_transient`.
 
     An error that the LM does not retry (a stream that broke off after its first token) must not be marked.
-
-    Example:
-        >>> error = ValueError("busy")
-        >>> mark_lm_retries(error, 3)
-        >>> retries_of_lm(error)
-        3
     """
     with suppress(AttributeError):
         setattr(error, _LM_RETRIES, retries)

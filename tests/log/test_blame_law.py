@@ -116,6 +116,7 @@ class Rule:
     def __init__(self, log: Sequence[Any]) -> None:
         self.log = log
         self.of = lru_cache(maxsize=None)(self._of)
+        self.lineage = lru_cache(maxsize=None)(self._lineage)
 
     def _of(self, index: int, path: Path) -> tuple[int, int | None]:
         entry, value = self.log[index], at_path(self.log[index].state, path)
@@ -163,14 +164,13 @@ class Rule:
 
     def since_they_parted(self, heads: Sequence[int]) -> list[int]:
         """The commits that not all branches contain, those before a commit before it, and a left branch first."""
-        lineages = [list(self.lineage(head)) for head in heads]
+        lineages = [self.lineage(head) for head in heads]
         every = list(dict.fromkeys(index for lineage in lineages for index in lineage))
         return [index for index in every if not all(index in lineage for lineage in lineages)]
 
-    def lineage(self, head: int) -> Iterator[int]:
-        for parent in self.log[head].parents:
-            yield from self.lineage(parent)
-        yield head
+    def _lineage(self, head: int) -> tuple[int, ...]:
+        parts = [self.lineage(parent) for parent in self.log[head].parents]
+        return tuple(dict.fromkeys([*(index for part in parts for index in part), head]))
 
 
 def paths_in(value: Any, path: Path = ()) -> Iterator[Path]:
