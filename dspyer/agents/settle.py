@@ -14,6 +14,7 @@ from functools import partial
 from typing import Any
 
 from dspy import Tool
+from pydantic import ValidationError
 
 from dspyer import DELETE, END, ImmutableState
 from dspyer.agents.arrivals import unread_messages
@@ -37,8 +38,7 @@ from dspyer.agents.conversation import (
     tool_message,
     turns_since_task,
 )
-from dspyer.agents.tool_action import as_validated
-from dspyer.agents.tool_node import Approval, ToolSpec, parse_arguments
+from dspyer.agents.tool_node import Approval, ToolSpec, refused_by_dspy
 from dspyer.agents.tools import AgentPlan, Mode, ask_user
 from dspyer.errors import InputError, RouteError, ThreadError, always_raised, list_names, short_error, suggestion
 from dspyer.events import Question
@@ -166,12 +166,14 @@ class BeginNode(Node):
 def submitted(submit: Tool, args: Mapping[str, Any]) -> tuple[Any, Exception | None]:
     """The outputs that a call of `submit` gives, or what a call of `read_result` does; or a text and why it failed."""
     try:
-        return as_validated(submit)(**parse_arguments(submit, args)), None
+        return submit(**args), None
     except Exception as error:
         if always_raised(error):
             raise
         # The arguments are the model's, which is told what is wrong with them.
-        return short_error(error, step=submit.name or ""), error
+        # DSPy validates each argument as a field `value` of its own: the model must be told the name that it knows.
+        told = refused_by_dspy(submit, args, error) if isinstance(error, ValidationError) else error
+        return short_error(told, step=submit.name or ""), error
 
 
 # --- settle

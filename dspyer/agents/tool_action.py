@@ -98,16 +98,14 @@ class BoundTool(ModelTool):
         return kwargs
 
 
-def as_validated(tool: ModelTool, **changes: Any) -> BoundTool:
-    """The same tool, called with arguments that are validated already."""
-    return cast("BoundTool", BoundTool.model_construct(**{**tool.__dict__, **changes}))
-
-
 def by_dspy(tool: ModelTool, script: Callable[..., Script[Any]], args: Mapping[str, Any]) -> TwoWays:
     """The step that makes a script of a call by DSPy's own class, for its callbacks.
 
     Without pydantic: a tool is made for every call.
     """
+
+    def bound(fn: Callable[..., Any]) -> BoundTool:
+        return cast("BoundTool", BoundTool.model_construct(**{**tool.__dict__, "func": fn}))
 
     def sync(**given: Any) -> object:
         found = run_script(script(**given))
@@ -117,9 +115,7 @@ def by_dspy(tool: ModelTool, script: Callable[..., Script[Any]], args: Mapping[s
     async def asynchronous(**given: Any) -> object:
         return await arun_script(script(**given))
 
-    return TwoWays(
-        lambda: as_validated(tool, func=sync)(**args), lambda: as_validated(tool, func=asynchronous).acall(**args)
-    )
+    return TwoWays(lambda: bound(sync)(**args), lambda: bound(asynchronous).acall(**args))
 
 
 def recorded(key: str, script: Callable[[str], Script[Any]], call: Call) -> tuple[TwoWays, Call]:
