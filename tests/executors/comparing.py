@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
+import re
 from collections.abc import Mapping
 from typing import Any
 
@@ -43,11 +44,12 @@ def error_of(error: BaseException | None) -> Any:
     """Type, text, arguments, attributes, notes and causes of an error."""
     if error is None:
         return None
-    notes = getattr(error, "__notes__", [])
+    # Notes name the graph of a node that is inside another one. A worker is not told that its graph is inside.
+    notes = [re.sub(r" of graph '\w+' \(branch ", " (branch ", note) for note in getattr(error, "__notes__", [])]
     cause = error.__cause__
     if type(cause).__name__ == "WorkerTraceback":  # where it was raised: the traceback itself stays in the worker
         cause = None
-    return type(error).__name__, str(error), plain(error.args), list(notes), error_of(cause)
+    return type(error).__name__, str(error), plain(error.args), notes, error_of(cause)
 
 
 def step_of(program: CompiledGraph, step: tuple[Any, Any, Any]) -> Any:
