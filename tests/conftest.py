@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import atexit
 import functools
 import gc
 import inspect
@@ -20,7 +21,9 @@ if os.access("/dev/shm", os.W_OK) and shutil.disk_usage("/dev/shm").free > 2**30
 
 # Both are read when dspy is imported, so they are set before any test module is.
 os.environ.setdefault("LITELLM_LOCAL_MODEL_COST_MAP", "True")
-os.environ.setdefault("DSPY_CACHEDIR", tempfile.mkdtemp(prefix="dspyer-tests-"))
+if "DSPY_CACHEDIR" not in os.environ:  # workers have that of the process that starts them
+    os.environ["DSPY_CACHEDIR"] = tempfile.mkdtemp(prefix="dspyer-tests-")
+    atexit.register(shutil.rmtree, os.environ["DSPY_CACHEDIR"], ignore_errors=True)
 
 import dspy
 import pytest
