@@ -738,7 +738,7 @@ def culprits(program: dspy.Module, example: dspy.Example, metric: FieldMetric) -
         ...     goal="long")
         >>> print(culprits(program, dspy.Example(text="last order", words=2,
         ...     long=False).with_inputs("text"), metric))
-        100 % count (not tunable): `words` is 9, expected 2.
+        100 % count (not tunable): `words` is 10, expected 2.
     """
     validate(program, metric, "culprits", example=[example])
     run, keys = Sheet(program, example, metric).observe(), metric.gold_keys

@@ -33,8 +33,7 @@ def tidy(output: str) -> list[str]:
 
 
 def test_the_session(cli: Command, monkeypatch: pytest.MonkeyPatch) -> None:
-    (program,) = blocks(GUIDE)
-    Path("app.py").write_text(program.code)
+    Path("app.py").write_text("\n\n".join(block.code for block in blocks(GUIDE)))
     monkeypatch.syspath_prepend(".")
     shown = list(session())
     assert len(shown) > 7

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 
 import pytest
@@ -52,10 +51,3 @@ def test_other_addresses_are_errors(address: str, kind: type[Exception], words: 
         open_store(address)
     assert words in str(caught.value)
     assert "postgresql://" in str(caught.value)
-
-
-def test_a_missing_driver_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "dspyer.stores.postgres", None)
-    with pytest.raises(ImportError) as caught:
-        open_store("postgres://host/db")
-    assert "pip install 'psycopg[binary]'" in str(caught.value)
