@@ -152,18 +152,18 @@ def test_a_commit_as_the_node_that_forked_begins_all_branches_anew() -> None:
     thread = office.thread()
     assert thread.run({}).status == "failed"  # both branches, before any commit of theirs
     office.bad.clear()
-    for change in (lambda: thread.update({"n": 5}), lambda: thread.update({"n": 5}, as_node="file")):
+    for one in (None, "file"):
         with pytest.raises(ThreadError, match=r"2 branches .* Or correct what 'send' has written: .*as_node='send'"):
-            change()
+            thread.update({"n": 5}, as_node=one)
     copy = thread.copy("c", at=2)
-    for one in (thread, copy):
-        one.update({"draft": "v2"}, as_node="send")
+    for corrected in (thread, copy):
+        corrected.update({"draft": "v2"}, as_node="send")
         office.calls.clear()
-        run = one.resume()
+        run = corrected.resume()
         assert sorted(office.calls) == ["done", "file"]
         assert run.state["log"] == ["write ", "send v1", "file v2", "done v2"]
-        assert one.blame("draft").node == "send"
-        assert one.replay() == run.state
+        assert corrected.blame("draft").node == "send"
+        assert corrected.replay() == run.state
 
 
 def test_after_a_commit_as_a_node_the_next_resume_asks_its_routers() -> None:
