@@ -43,13 +43,14 @@ from __future__ import annotations
 
 import re
 import sys
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from contextlib import suppress
 from copy import copy
 from difflib import get_close_matches
 from functools import wraps
-from typing import Any, NamedTuple, ParamSpec, TypeVar
+from inspect import iscoroutinefunction, signature
+from typing import Any, NamedTuple, ParamSpec, TypeVar, cast
 
 _P = ParamSpec("_P")
 _T = TypeVar("_T")
@@ -91,6 +92,7 @@ REMOVED: dict[str, str] = {
 
 OF_LANGGRAPH: dict[str, str] = {
     "Graph.compile(checkpointer=)": "compile(store='runs.db')",
+    "Graph.add_node(retry_policy=)": "add_node('node', retry=3)",
     "Graph.compile(recursion_limit=)": "compile(max_steps=...)",
     "Thread.invoke": "thread.run({...}), or thread.resume() for a run that has not ended",
     "Thread.get_state": "thread.state",
@@ -108,18 +110,38 @@ def removed(owner: str, name: str) -> str:
     return f"{known} was removed: write {REMOVED[known]}" if known in REMOVED else ""
 
 
-def refuses_removed(owner: str) -> Callable[[Callable[_P, _T]], Callable[_P, _T]]:
-    """A decorator of a method of class `owner` whose removed options are a `TypeError` with the new line."""
+def names_options(owner: str) -> Callable[[Callable[_P, _T]], Callable[_P, _T]]:
+    """A decorator of a method of class `owner`: an option that it has not is a `TypeError` with the line to write.
+
+    That line is the one for a removed option or for an option of LangGraph, the nearest option, or, of a method that
+    takes `inputs`, the dict in which they are given.
+    """
 
     def decorated(method: Callable[_P, _T]) -> Callable[_P, _T]:
+        parameters = signature(method).parameters
+        known = [one.name for one in parameters.values() if one.name != "self" and one.kind is not one.VAR_KEYWORD]
+        takes_any = any(one.kind is one.VAR_KEYWORD for one in parameters.values())
+        called = owner if method.__name__ == "__init__" else method.__name__
+
+        def check(options: Iterable[str]) -> None:
+            for name in [name for name in options if name not in parameters]:
+                if said := removed(owner, f"{method.__name__}({name}=)"):
+                    raise TypeError(said)
+                if not takes_any:
+                    by_name = f" Inputs are given as one dict: {called}({{{name!r}: ...}})" if "inputs" in known else ""
+                    raise TypeError(f"{called}() has no option {name!r}.{suggestion(name, known) or by_name}")
+
         @wraps(method)
         def checked(*args: _P.args, **options: _P.kwargs) -> _T:
-            for option in options:
-                if said := removed(owner, f"{method.__name__}({option}=)"):
-                    raise TypeError(said)
+            check(options)
             return method(*args, **options)
 
-        return checked
+        @wraps(method)
+        async def awaited(*args: _P.args, **options: _P.kwargs) -> Any:
+            check(options)
+            return await cast("Callable[_P, Awaitable[Any]]", method)(*args, **options)
+
+        return cast("Callable[_P, _T]", awaited) if iscoroutinefunction(method) else checked
 
     return decorated
 

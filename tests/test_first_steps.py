@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import inspect
 from collections.abc import Callable
 from typing import Annotated, Any, Literal, TypedDict, cast
@@ -208,6 +209,22 @@ MISTAKES: dict[str, tuple[Callable[[], Any], str]] = {
             .run(s={})
         ),
         r"run\(\) has no option 's'. Inputs are given as one dict",
+    ),
+    "inputs of a stream by name": (
+        lambda: cast(Any, of(takes_s)).stream(s={"n": 1}),
+        r"stream\(\) has no option 's'. Inputs are given as one dict: stream\({'s': ...}\)$",
+    ),
+    "inputs of an async run by name": (
+        lambda: asyncio.run(cast(Any, of(takes_s)).arun(s={"n": 1})),
+        r"arun\(\) has no option 's'. Inputs are given as one dict: arun\({'s': ...}\)$",
+    ),
+    "a retry policy of LangGraph": (
+        lambda: cast(Any, Graph()).add_node("a", takes_s, retry_policy=3),
+        r"add_node\(retry_policy=\) is a name of LangGraph: write add_node\('node', retry=3\)$",
+    ),
+    "a misspelt option of add_node": (
+        lambda: cast(Any, Graph()).add_node("a", takes_s, write=["n"]),
+        r"add_node\(\) has no option 'write'. Did you mean 'writes'\?$",
     ),
     "a misspelt option of a run": (
         lambda: cast(Any, of(takes_s)).run({"s": {"n": 1}}, buget=None),

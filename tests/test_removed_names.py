@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import re
 from typing import Any
 
@@ -29,7 +30,8 @@ def test_a_removed_name_and_one_of_langgraph_give_the_new_line(row: str) -> None
         line = f"{row} is a name of LangGraph: write {errors.OF_LANGGRAPH[row]}"
     if option is not None:
         with pytest.raises(TypeError, match=re.escape(line)):
-            getattr(home, member)(object.__new__(home), **{option: None})
+            # A coroutine raises when it is awaited.
+            asyncio.run(getattr(home, member)(object.__new__(home), **{option: None}))
     else:
         with pytest.raises(AttributeError, match=re.escape(line)):
             getattr(plain.__new__(home) if isinstance(home, type) else home, member)
@@ -37,7 +39,7 @@ def test_a_removed_name_and_one_of_langgraph_give_the_new_line(row: str) -> None
 
 def test_other_unknown_names_are_refused_as_usual() -> None:
     graph: Any = dspyer.Graph()
-    with pytest.raises(TypeError, match="unexpected keyword argument 'max_call'"):
+    with pytest.raises(TypeError, match=r"compile\(\) has no option 'max_call'\.$"):
         graph.compile(max_call=3)
     with pytest.raises(AttributeError, match=r"module 'dspyer\.errors' has no attribute 'CallLimit'"):
         errors.CallLimit

@@ -14,7 +14,7 @@ import dspy
 from pydantic import BaseModel
 
 from dspyer.budget import Budget
-from dspyer.errors import GraphError, list_names, noting, refuses_removed
+from dspyer.errors import GraphError, list_names, names_options, noting
 from dspyer.graph.checks import error_edges
 from dspyer.graph.compile import compile_graph, source_text
 from dspyer.graph.spec import (
@@ -103,7 +103,7 @@ class Graph:
         'Hello Ada'
     """
 
-    @refuses_removed("Graph")
+    @names_options("Graph")
     def __init__(
         self,
         schema: type[BaseModel] | None = None,
@@ -142,6 +142,7 @@ class Graph:
         self._least_steps = 0  # how many a search needs, whose rounds are bounded by its trials
         self._layers: list[Layer] = []  # around its nodes unless `compile` gets others of their kinds
 
+    @names_options("Graph")
     def add_node(
         self,
         name: str | Callable[..., Any],
@@ -611,7 +612,7 @@ class Graph:
         self._edges += error_edges(source, target, on, into)
         return self
 
-    @refuses_removed("Graph")
+    @names_options("Graph")
     def compile(
         self,
         *,

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import keyword
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import wraps
-from inspect import signature
 from types import MappingProxyType
-from typing import Any, Final, NamedTuple, ParamSpec, TypeAlias, TypeVar
+from typing import Any, Final, NamedTuple, TypeAlias
 
 import dspy
 
@@ -40,9 +38,6 @@ from dspyer.schema.schema import Schema
 from dspyer.schema.type_fit import merge_problem, path_problem
 from dspyer.values import json as encoding
 from dspyer.values.scalars import is_whole_number
-
-_P = ParamSpec("_P")
-_T = TypeVar("_T")
 
 # --- what a `Graph` was given, and the checks that can be made before it is compiled
 
@@ -687,20 +682,6 @@ def check_inputs_by_name(graph: GraphSpec, inputs: object) -> None:
     raise InputError(
         f"graph {graph.name!r} takes its inputs as one dict by name: write run({{{name!r}: ...}}); it was given {wrong}"
     )
-
-
-def takes_one_dict(method: Callable[_P, _T]) -> Callable[_P, _T]:
-    """A decorator of a method that takes inputs as one dict, and says so of an input that is given by name."""
-    known = [name for name in signature(method).parameters if name != "self"]
-
-    @wraps(method)
-    def checked(*args: _P.args, **options: _P.kwargs) -> _T:
-        for name in [name for name in options if name not in known]:
-            hint = suggestion(name, known) or f" Inputs are given as one dict: {method.__name__}({{{name!r}: ...}})"
-            raise TypeError(f"{method.__name__}() has no option {name!r}.{hint}")
-        return method(*args, **options)
-
-    return checked
 
 
 TO_KEEP: Final = (

@@ -18,7 +18,7 @@ import dspy
 from gepa.strategies.component_selector import RoundRobinReflectionComponentSelector
 
 from dspyer.display import ShownTable, count_of
-from dspyer.errors import always_raised, refuses_removed, shows_removed
+from dspyer.errors import always_raised, names_options, shows_removed
 from dspyer.extend import Layer, using
 from dspyer.lm.not_public import CALLERS, COUNT_CALLS, METRIC, TRACE, FailedPrediction
 from dspyer.optimize.examples import in_threads, told, validate
@@ -357,7 +357,7 @@ class GEPA(dspy.GEPA):
         'culprits'
     """
 
-    @refuses_removed("GEPA")
+    @names_options("GEPA")
     def __init__(self, metric: Any, *, component_selector: Any = "culprits", **options: Any) -> None:
         if isinstance(component_selector, str) and component_selector not in SELECTORS:
             raise ValueError(

@@ -16,10 +16,10 @@ from typing import TYPE_CHECKING, Any, NoReturn
 import dspy
 
 from dspyer.budget import Budget
-from dspyer.errors import ThreadError, shows_removed
+from dspyer.errors import ThreadError, names_options, shows_removed
 from dspyer.executors import check_executor, check_sent, refused
 from dspyer.graph.compile import prepare_modules
-from dspyer.graph.spec import GraphSpec, takes_one_dict
+from dspyer.graph.spec import GraphSpec
 from dspyer.lm.not_public import COMPILED
 from dspyer.lm.parameters import (
     all_parameters,
@@ -86,7 +86,7 @@ class CompiledGraph(dspy.Module):
 
     # --- running
 
-    @takes_one_dict
+    @names_options("CompiledGraph")
     def run(
         self,
         inputs: Mapping[str, Any],
@@ -127,6 +127,7 @@ class CompiledGraph(dspy.Module):
         """
         return run_program(self, inputs, new_request(resources, live, budget, answers=answers))
 
+    @names_options("CompiledGraph")
     async def arun(
         self,
         inputs: Mapping[str, Any],
@@ -149,6 +150,7 @@ class CompiledGraph(dspy.Module):
         """
         return await arun_program(self, inputs, new_request(resources, live, budget, answers=answers))
 
+    @names_options("CompiledGraph")
     def stream(
         self,
         inputs: Mapping[str, Any],
@@ -210,6 +212,7 @@ class CompiledGraph(dspy.Module):
         request = new_request(resources, live, budget, tokens, reads, answers)
         return Events(partial(run_program, self, inputs, request), request)
 
+    @names_options("CompiledGraph")
     def astream(
         self,
         inputs: Mapping[str, Any],

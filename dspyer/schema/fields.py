@@ -732,7 +732,7 @@ class Live:
 
     on_conflict: LiveConflictRule = "merge"
 
-    @errors.refuses_removed("Live")
+    @errors.names_options("Live")
     def __call__(self, *, on_conflict: LiveConflictRule = "merge") -> Live:
         """Return a marker with another rule for conflicts.
 

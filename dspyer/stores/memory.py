@@ -9,7 +9,7 @@ from threading import RLock
 from typing import Any
 
 from dspyer.clock import now
-from dspyer.errors import refuses_removed
+from dspyer.errors import names_options
 from dspyer.stores.base import (
     NO_EPOCHS,
     Change,
@@ -63,7 +63,7 @@ class Memory(Store):
         Memory(1000, None)
     """
 
-    @refuses_removed("Memory")
+    @names_options("Memory")
     def __init__(self, max_threads: int | None = None, max_commits: int | None = None) -> None:
         for name, limit in (("max_threads", max_threads), ("max_commits", max_commits)):
             if limit is not None and limit < 1:

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import NoReturn, TypeVar
 
 from dspyer.clock import now, wall
-from dspyer.errors import StoreError, refuses_removed
+from dspyer.errors import StoreError, names_options
 from dspyer.stores.base import (
     Change,
     CurrentRows,
@@ -686,7 +686,7 @@ class SQLite(SQLStore):
         ['t-1']
     """
 
-    @refuses_removed("SQLite")
+    @names_options("SQLite")
     def __init__(
         self,
         path: str | os.PathLike[str],

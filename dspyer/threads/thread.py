@@ -11,10 +11,9 @@ import dspy
 
 from dspyer import display
 from dspyer.budget import Budget
-from dspyer.errors import refuses_removed, shows_removed
+from dspyer.errors import names_options, shows_removed
 from dspyer.events import Answer, Commit, LMCall, Question, Sent
 from dspyer.failure import Failure
-from dspyer.graph.spec import takes_one_dict
 from dspyer.log.execution_records import totals_at
 from dspyer.log.rows import total_cost
 from dspyer.log.time_travel import Moment, failures_in, last_end, open_questions, status_of, thread_bounds
@@ -63,8 +62,7 @@ class Thread:
 
     # --- run
 
-    @refuses_removed("Thread")
-    @takes_one_dict
+    @names_options("Thread")
     def run(
         self,
         inputs: Mapping[str, Any],
@@ -118,7 +116,7 @@ class Thread:
         request = new_request(resources, live, budget)
         return new_play(self._stored, inputs, request, if_open, take_over, on_conflict, lock_timeout, key).run()
 
-    @refuses_removed("Thread")
+    @names_options("Thread")
     async def arun(
         self,
         inputs: Mapping[str, Any],
@@ -146,7 +144,7 @@ class Thread:
         request = new_request(resources, live, budget)
         return await new_play(self._stored, inputs, request, if_open, take_over, on_conflict, lock_timeout, key).arun()
 
-    @refuses_removed("Thread")
+    @names_options("Thread")
     def stream(
         self,
         inputs: Mapping[str, Any],
@@ -183,7 +181,7 @@ class Thread:
         request = new_request(resources, live, budget, tokens, reads)
         return new_play(self._stored, inputs, request, if_open, take_over, on_conflict, lock_timeout, key).stream()
 
-    @refuses_removed("Thread")
+    @names_options("Thread")
     def astream(
         self,
         inputs: Mapping[str, Any],
