@@ -13,9 +13,6 @@ from dspyer.stores.base import RunQuery
 Key = str | bytes
 Keys = Key | Sequence[Key] | None
 
-ENCRYPTED_MARK = b"\x00sealed1"
-"""The first bytes of an encrypted content; `dspyer.stores.encrypted` needs an extra, and is imported only for it."""
-
 
 def open_for_reading(store: Store | str | os.PathLike[str], key: Keys) -> Store:
     """Return the store of an archive.
@@ -42,5 +39,5 @@ def is_encrypted(store: Store) -> bool:
     for listed in store.list_runs(RunQuery(limit=1)):
         for row in store.rows(listed.run.id, 0, 1):
             if row.content is not None and row.content.is_encoded:
-                return row.content.data.startswith(ENCRYPTED_MARK)
+                return row.content.is_encrypted
     return False

@@ -167,6 +167,11 @@ class Content:
         return found
 
     @property
+    def is_encrypted(self) -> bool:
+        """True if its bytes are those that an encrypted store has written."""
+        return self.data.startswith(ENCRYPTED_MARK)
+
+    @property
     def is_encoded(self) -> bool:
         """True once the bytes were computed, and for a content from a store."""
         return self._data is not None or self._value is _UNREAD
@@ -246,7 +251,7 @@ class Content:
         except RecursionError:
             raise StateError(f"the value is nested deeper than {MAX_DEPTH} levels") from None
         except ValueError as error:
-            if data.startswith(ENCRYPTED_MARK):
+            if self.is_encrypted:
                 why = "the value is encrypted: give compile(store=Encrypted(store, key=...))"
                 raise StateError(why) from None
             raise StateError(f"the bytes are not those of an encoded value: {error}") from error
