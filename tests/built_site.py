@@ -11,11 +11,14 @@ from urllib.parse import urlsplit
 
 import pytest
 
+from tests.browser import Chromium
+
 SITE = Path(__file__).parent.parent / "site"
 PAGES = [page for page in sorted(SITE.rglob("*.html")) if page.name != "404.html"]
 SITE_URL = os.environ.get("SITE_URL", "")
 WIDTH, TEXT, SCREENS = 1280, 780, 14  # pixels, pixels, of 720 pixels
 TABS = ["Start", "Tutorials", "Build", "Tune", "Run", "Reference", "Project"]
+HERE = ("file:", "data:", "blob:", "about:")
 GENERATED = ("api/", "command-line", "errors")  # as long as what they are made of
 
 MEASURE = """() => {
@@ -63,13 +66,14 @@ def faults(name: str, found: dict[str, Any], width: int) -> Iterator[str]:
 
 
 @pytest.mark.parametrize("width", [WIDTH, 390])
-def test_pages(page: Any, width: int) -> None:
+def test_pages(page: Any, chromium: Chromium, width: int) -> None:
     assert len(PAGES) > 40
     page.set_viewport_size({"width": width, "height": 720})
     wrong = []
     for path in PAGES:
         page.goto(path.as_uri())
         wrong += [f"{name_of(path)}: {fault}" for fault in faults(name_of(path), page.evaluate(MEASURE), width)]
+    wrong += [f"loaded from another host: {address}" for address in chromium.asked if not address.startswith(HERE)]
     assert not wrong, "\n".join(wrong)
 
 
@@ -135,6 +139,8 @@ def test_what_is_published() -> None:
     lost = (SITE / "404.html").read_text()
     addresses = re.findall(r'(?:href|src)="?([^"\s>#]+)', lost)
     assert not [one for one in addresses if not one.startswith((urlsplit(SITE_URL).path, "http", "data:"))]
+    own = [urlsplit(one).path.removeprefix(urlsplit(SITE_URL).path) for one in addresses if one.startswith("/")]
+    assert not [one for one in own if not (SITE / one).exists()]
     home = (SITE / "index.html").read_text()
     assert f'property="og:image" content="{SITE_URL}img/card.png"' in home
     if address := os.environ.get("REPO_URL"):
