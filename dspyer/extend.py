@@ -10,6 +10,7 @@ if TYPE_CHECKING:
     from dspyer.events import Event
     from dspyer.ids import Address, full_id, is_within, outermost_execution, part_id, path_text, whole_execution
     from dspyer.layers.layer import Inner, Layer, NewRow, Place, Stop, replies, using
+    from dspyer.lm.parameters import modules_in
     from dspyer.nodes.binding import Binding, filled, plan_binding, plan_templates
     from dspyer.nodes.callables import FunctionSignature, Parameter, hidden_problems, read_signature
     from dspyer.nodes.field_access import check_names
@@ -38,22 +39,20 @@ if TYPE_CHECKING:
 
 __all__ = ["Address", "Binding", "Built", "Call", "Event", "Flaws", "FrozenDict", "FrozenList", "FunctionSignature"]
 __all__ += ["FunctionStep", "Inner", "KindOptions", "Layer", "LogEntry", "Look", "ModuleIO", "ModuleStep", "NewRow"]
-__all__ += [
-    "Node",
-    "NodeOptions",
-    "Output",
-    "Parameter",
-    "Place",
-    "Reply",
-    "Schema",
-    "Script",
-    "Stop",
-    "Templates",
-    "TwoWays",
-]
+__all__ += ["Node", "NodeOptions", "Output", "Parameter", "Place", "Reply", "Schema", "Script", "Stop"]
+__all__ += ["Templates", "TwoWays"]
 __all__ += ["apply_value", "arun_script", "check_names", "filled", "flag_problems", "freeze", "full_id"]
 __all__ += ["hidden_problems", "indented", "is_async", "is_number", "is_program", "is_whole_number", "is_within"]
-__all__ += ["label", "module_io", "outermost_execution", "part_id", "path_text", "plan_binding", "plan_templates"]
+__all__ += [
+    "label",
+    "module_io",
+    "modules_in",
+    "outermost_execution",
+    "part_id",
+    "path_text",
+    "plan_binding",
+    "plan_templates",
+]
 __all__ += ["read_signature", "replies", "run_script", "same", "text_of", "thaw", "using", "whole_execution", "wrapped"]
 
 # By module. What shows a stored run takes names from here, and imports no DSPy.
@@ -61,6 +60,7 @@ _HOMES = {
     ".events": "Event",
     ".ids": "Address full_id is_within outermost_execution part_id path_text whole_execution",
     ".layers.layer": "Inner Layer NewRow Place Stop replies using",
+    ".lm.parameters": "modules_in",
     ".nodes.binding": "Binding filled plan_binding plan_templates",
     ".nodes.callables": "FunctionSignature Parameter hidden_problems read_signature",
     ".nodes.field_access": "check_names",

@@ -73,7 +73,7 @@ NOT_YET: dict[str, str] = {
     ),
     "optimize.gold_run": "original_id",
     "runtime.drivers": "OPENTELEMETRY UNTRACED continued_trace span_layers",
-    "search.search_graph": "is_record is_value_class modules_in name_map named_classes",
+    "search.search_graph": "is_record is_value_class name_map named_classes",
     "search.trial": (
         "Item MISSING MapOptions Within build_module each_update fits function_finder in_rollout resets results_of "
         "shown_type step_count take_steps"

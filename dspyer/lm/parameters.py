@@ -50,7 +50,20 @@ def walk(value: object, into: Callable[[object], bool] | None = None) -> Iterato
 
 
 def modules_in(module: object) -> Iterator[tuple[str, Any]]:
-    """A module and the modules in it, each with its path."""
+    """A module and the modules in it, each with its path: by attributes, lists and dicts, and each once.
+
+    What DSPy's history keeps of calls is left out.
+
+    Args:
+        module: the module.
+
+    Example:
+        >>> import dspy
+        >>> from dspyer.extend import modules_in
+        >>> module = dspy.ChainOfThought("question -> answer")
+        >>> [(path, type(one).__name__) for path, one in modules_in(module)]
+        [('', 'ChainOfThought'), ('predict', 'Predict')]
+    """
     return ((path, part) for path, part in walk(module) if isinstance(part, dspy.Module))
 
 

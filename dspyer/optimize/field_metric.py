@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import math
-from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from numbers import Real
@@ -16,7 +15,7 @@ from pydantic_core import to_jsonable_python
 
 from dspyer import CompiledGraph, Run
 from dspyer.errors import annotate, brief, list_names, suggestion, with_article
-from dspyer.extend import is_async, read_signature
+from dspyer.extend import is_async, modules_in, read_signature
 from dspyer.lm.not_public import TRACE
 
 logger = logging.getLogger("dspyer")
@@ -463,24 +462,9 @@ Written = Mapping[tuple[str, ...], Mapping[str, Any] | None]  # fields, as schem
 
 def graphs_in(program: dspy.Module) -> Iterator[tuple[tuple[str, ...], CompiledGraph]]:
     """The graphs of a program, with their paths: with the key of a dict as `named_predictors` writes it."""
-    # In place of `named_sub_modules`, which searches each message of each LM call that DSPy's `history` keeps.
-    waiting: deque[tuple[str, Any]] = deque([("", program)])
-    seen = {id(program)}
-    while waiting:
-        name, item = waiting.popleft()
-        if isinstance(item, CompiledGraph):
-            yield tuple(name.split(".")[1:]), item
-        if isinstance(item, dspy.Module):
-            parts = [(f"{name}.{key}", part) for key, part in vars(item).items() if key not in _RECORDS]
-        elif isinstance(item, list | tuple):
-            parts = [(f"{name}[{index}]", part) for index, part in enumerate(item)]
-        else:
-            parts = [(f"{name}['{key}']", part) for key, part in item.items()] if isinstance(item, dict) else []
-        waiting += [part for part in parts if id(part[1]) not in seen]
-        seen.update(id(part) for _, part in parts)
-
-
-_RECORDS: Final = {"history", "demos", "traces", "train"}  # attributes of modules and predictors
+    for path, module in modules_in(program):
+        if isinstance(module, CompiledGraph):
+            yield tuple(path.split(".")) if path else (), module
 
 
 def _written(program: dspy.Module) -> Written:

@@ -34,9 +34,9 @@ from dspyer.extend import (
     is_program,
     is_whole_number,
     module_io,
+    modules_in,
     read_signature,
 )
-from dspyer.lm.parameters import modules_in
 from dspyer.nodes.binding import is_record, is_value_class
 from dspyer.nodes.field_access import name_map
 from dspyer.reducers import Updates
