@@ -9,8 +9,7 @@ from typing import Self
 
 from dspyer.archive.archived_thread import ArchivedThread
 from dspyer.archive.opening import open_for_reading
-from dspyer.archive.run_info import Page, failures_of_run, run_info, unreadable
-from dspyer.display import RunInfo
+from dspyer.archive.run_info import Page, RunInfo, failures_of_run, run_info, unreadable
 from dspyer.errors import ThreadError, list_names, suggestion
 from dspyer.extend import Schema
 from dspyer.log.journal import CheckedStore
