@@ -168,7 +168,7 @@ function Rows({ rows, list }) {
       {rows.slice(0, most).map((row, at) => (
         <li key={at}>
           {row.equal ? (
-            <span class="quiet">{plural(row.equal, `equal ${row.unit ?? "item"}`)}</span>
+            <span class="soft">{plural(row.equal, `equal ${row.unit ?? "item"}`)}</span>
           ) : (
             <>
               <span class="key">{list ? row.key + 1 : row.key}</span>

@@ -17,7 +17,7 @@ export function usePages(items, size = PAGE, unit = "item", start = 0) {
   const first = Math.min(wanted, last);
   if (!last) return [items, 0, null];
   const go = (to, words, label) => (
-    <button type="button" class="small" disabled={to === first} aria-label={label} onClick={() => setFirst(to)}>{words}</button>
+    <button type="button" class="plain" disabled={to === first} aria-label={`${label} ${unit}s`} onClick={() => setFirst(to)}>{words}</button>
   );
   return [
     items.slice(first, first + size),
@@ -69,9 +69,9 @@ function Whole({ record, of }) {
 }
 
 export function Scalar({ of }) {
-  if (of === "") return <span class="quiet">empty text</span>;
+  if (of === "") return <span class="soft">empty text</span>;
   if (typeof of === "string") return <LongText text={of} />;
-  if (of === null || of === undefined) return <span class="v quiet">{of === null ? "None" : "–"}</span>;
+  if (of === null || of === undefined) return <span class="v soft">{of === null ? "None" : "–"}</span>;
   return <span class="v">{isRaw(of) ? of.rawJSON : of === true ? "True" : of === false ? "False" : String(of)}</span>;
 }
 
@@ -130,13 +130,13 @@ function Node({ of, depth }) {
   const size = scalar ? 0 : Array.isArray(of) ? of.length : Object.keys(of).length;
   const [open, setOpen] = useState(depth < 2 || (depth < 4 && size <= 6));
   if (scalar) return <Scalar of={of} />;
-  if (!size) return <span class="v quiet">{Array.isArray(of) ? "[]" : "{}"}</span>;
+  if (!size) return <span class="v soft">{Array.isArray(of) ? "[]" : "{}"}</span>;
   if (depth && isShort(of)) return <span class="v">{lineOf(of, Infinity)}</span>;
   if (!depth) return <Parts of={of} depth={depth} />;
   return (
     <>
       <button type="button" class="twist" aria-expanded={open} onClick={() => setOpen(!open)}>
-        {plural(size, Array.isArray(of) ? "item" : "key")} <span class="quiet">{!open && gist(of)}</span>
+        {plural(size, Array.isArray(of) ? "item" : "key")} <span class="soft">{!open && gist(of)}</span>
       </button>
       {open && <Parts of={of} depth={depth} />}
     </>
@@ -158,7 +158,7 @@ export function Copy({ of }) {
 
 // Any JSON value. `plain` has no button to copy it.
 export function Value({ of, plain }) {
-  if (of === undefined) return <span class="quiet loading" aria-busy="true">…</span>;
+  if (of === undefined) return <span class="soft" aria-busy="true">…</span>;
   const copies = !plain && (!isScalar(of) || (typeof of === "string" && of.length > 60));
   return (
     <div class={`value${copies ? " copies" : ""}`}>
@@ -171,5 +171,5 @@ export function Value({ of, plain }) {
 // A value of the record by its id; null for none.
 export function ValueOf({ record, vid, plain }) {
   const values = useValues(record, vid == null ? [] : [vid]);
-  return vid == null ? <span class="quiet">–</span> : <Value of={values.get(vid)} plain={plain} />;
+  return vid == null ? <span class="soft">–</span> : <Value of={values.get(vid)} plain={plain} />;
 }
