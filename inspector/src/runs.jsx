@@ -186,11 +186,11 @@ function Row({ info, chosen, onChoose }) {
   const tokens = sum(info.usage, "prompt_tokens") + sum(info.usage, "completion_tokens");
   const tone = info.failure ? "bad" : info.questions?.length ? "wait" : "soft";
   return (
-    <li class={chosen ? "runline on" : "runline"}>
+    <li class={chosen ? "listline on" : "listline"}>
       <label class="pick" title="Choose to compare">
         <input type="checkbox" checked={chosen} onChange={onChoose} aria-label={`Compare the run of ${info.thread}`} />
       </label>
-      <a class="runrow" href={href("run", { thread: info.thread, run: info.run_id })} data-key={runKey(info)}>
+      <a class="listrow" href={href("run", { thread: info.thread, run: info.run_id })} data-key={runKey(info)}>
         <Status status={info.status} />
         <span class="who">
           <b>{info.thread}</b>
@@ -242,7 +242,7 @@ export function RunsPage({ params }) {
   const overview = useRenewed("overview", { since, until, graph: params.graph });
   const { items, next, fresh, error, busy, more, showFresh } = usePages(query(params));
   const choose = (key) => setChosen((old) => (old.includes(key) ? old.filter((one) => one !== key) : [...old, key].slice(-2)));
-  const move = (event, typing) => (typing ? false : moveFocus(list.current, "a.runrow", event));
+  const move = (event, typing) => (typing ? false : moveFocus(list.current, "a.listrow", event));
   useKeys({
     j: move,
     k: move,
@@ -269,7 +269,7 @@ export function RunsPage({ params }) {
         <Filters page="runs" params={params} names={overview.data ?? {}} />
         {error && <Problem error={error} />}
         <section class="table runtable" aria-label="Runs" aria-busy={busy}>
-          <div class="runhead" aria-hidden="true">
+          <div class="listhead" aria-hidden="true">
             <span>Status</span><span>Thread</span><span>Graph</span><span>Started</span><span class="num">Took</span>
             <span class="num opt">Steps</span><span class="num opt">Tokens</span><span class="num">Cost</span>
           </div>
