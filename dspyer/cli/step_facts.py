@@ -1,4 +1,4 @@
-"""What `dspyer show` tells of one step and of the maps of a run, from a `Record`."""
+"""Facts of one step, and of the maps of a run, as `dspyer show` prints them, from a `Record`."""
 
 from __future__ import annotations
 

@@ -52,7 +52,7 @@ KEPT_RUNS = 6
 
 
 class ShownRun:
-    """What pages were given of one run: its last records by position, and the values of all that was written."""
+    """The last records of one run that pages were given, by position, with the values of all that was written."""
 
     def __init__(self) -> None:
         self.lock = Lock()  # several pages may ask at once
