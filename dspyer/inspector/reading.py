@@ -68,7 +68,7 @@ class ShownRun:
         return {**self._said(record), **graphs, **found, "next": end if end < len(record.steps) else None}
 
     def changes(self, record: Record, position: str) -> dict[str, Any] | None:
-        """What is new or has changed since the record at a position; None if it is not kept.
+        """The steps that are new or have changed since the record at a position; None if it is not kept.
 
         Steps that did not change are the same objects in later records of a run.
         """
@@ -233,7 +233,7 @@ def _message(event: str, data: dict[str, Any], position: str | None = None) -> b
 
 
 def _filters(request: Request) -> dict[str, Any]:
-    """What the query chooses of all runs."""
+    """The filters of runs in the query."""
     query = request.query_params
     names = ("status", "graph", "thread", "text", "contains", "node", "model", "after")
     return (
