@@ -128,7 +128,7 @@ class _Side:
             self.inside.setdefault(step.parent, []).append(step)
 
     def facts(self, step: RecordStep | None) -> dict[str, Any]:
-        """What a step did, by the names of `Pair.changed`, but for its prompts."""
+        """The deeds of a step, by the names of `Pair.changed`, but for its prompts."""
         if step is None:
             return {}
         own = KEPT_BY_AGENTS if (step.parent or "") in self.agents else ()
@@ -148,7 +148,7 @@ class _Side:
         return {**found, "status": step.status}
 
     def before(self, step: RecordStep | None) -> dict[str, Any]:
-        """What to compare a step with that the other run lacks: of a manual edit, the values before it."""
+        """The facts with which a step is compared that the other run lacks: of a manual edit, the values before it."""
         if step is None or step.kind != "edit" or not step.after or not self.record.has(step.after[0]):
             return {"status": "done"}
         return {"status": "done", **{name: one.value for name, one in self.record.fields(step.after[0]).items()}}

@@ -52,7 +52,7 @@ class StepQuestion(NamedTuple):
 
     @property
     def span(self) -> tuple[float, float]:
-        """When it was open."""
+        """The time in which it was open."""
         begun, ended = self.at, None if self.answer is None else self.answer.at
         return (0.0, 0.0) if begun is None or ended is None else (begun, max(begun, ended))
 
@@ -126,12 +126,12 @@ class RecordStep:
 
 
 def span_of(one: RecordStep | LMCall) -> tuple[float, float]:
-    """When a step or an LM call began, and when it ended."""
+    """The begin and the end of a step or an LM call."""
     return (0.0, 0.0) if one.started is None else (one.started, one.started + one.seconds)
 
 
 def covered(spans: Iterable[tuple[float, float]]) -> float:
-    """How long at least one of some spans of time was.
+    """The length of time that some spans cover.
 
     Example:
         >>> covered([(0.0, 2.0), (1.0, 3.0), (5.0, 6.0)])

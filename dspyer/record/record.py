@@ -126,7 +126,7 @@ class Record:
 
     @property
     def requests(self) -> int:
-        """How many requests it has sent to language models."""
+        """The number of requests that it has sent to language models."""
         return sum([used.get("requests", 0) for used in self.usage.values()])
 
     @property
@@ -139,12 +139,12 @@ class Record:
 
     @property
     def seconds(self) -> float:
-        """How long it has worked, without what it has `waited` and the time between a crash and the resume."""
+        """The seconds in which it worked: without what it has `waited`, and the time between a crash and the resume."""
         return covered([span_of(step) for step in self.steps if step.parent is None]) - self.waited
 
     @property
     def waited(self) -> float:
-        """How long it has done nothing but wait for answers."""
+        """The seconds in which it did nothing but wait for answers."""
         around = {step.parent for step in self.steps}
         work = [span_of(step) for step in self.steps if step.id not in around]
         return covered([*work, *[asked.span for step in self.steps if (asked := step.asked)]]) - covered(work)

@@ -149,7 +149,7 @@ def _messages(commit: Commit) -> Iterator[FrozenDict[str, Any]]:
 
 
 def said(commit: Commit) -> list[Any]:
-    """What the turns of a commit say: the thought, and names and arguments of calls."""
+    """The words of the turns of a commit: of each the thought, and the functions that it calls."""
     return [
         (message.raw("content", ""), [thaw(call.raw("function")) for call in message.raw("tool_calls").raw_items()])
         for message in _turn_messages(commit)
