@@ -7,13 +7,11 @@ NOT_YET: dict[str, str] = {
     "agents.agent_check": "FinderNode Repair SENT build_finder facts_around giving into_problems set_apart",
     "agents.arrivals": "Inbox LivePosts SENT",
     "agents.conversation": (
-        "ARGS COVERS CUTS FORCED HANDOFFS MESSAGES PROBLEMS TURN check_chat places_of_results text_by_name "
-        "without_none"
+        "ARGS COVERS CUTS FORCED HANDOFFS MESSAGES PROBLEMS TURN check_chat places_of_results text_by_name without_none"
     ),
     "agents.loop": "compiled literals members",
     "agents.mode": (
-        "Filler fill_text is_template names_in set_steps_apart step_count warning_message warning_of "
-        "with_valid_text"
+        "Filler fill_text is_template names_in set_steps_apart step_count warning_message warning_of with_valid_text"
     ),
     "agents.settle": "value_in",
     "agents.tool_action": (
@@ -32,7 +30,6 @@ NOT_YET: dict[str, str] = {
         "Bounds FollowedRecords HistoryReader Moment ThreadReader cancellation_count drawn_graph first_version "
         "is_alive run_in_thread run_of unread_of"
     ),
-    "archive.finding": "total_cost wall",
     "archive.opening": "CheckedStore",
     "archive.run_info": (
         "EndRow HistoryReader OpenRow RowKind current_status failures_in questions_at read_run rows_through "

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from datetime import datetime
+from datetime import UTC, datetime
 from itertools import chain
 from typing import Any, NamedTuple
 
-from dspyer.clock import wall
 from dspyer.display import RunInfo
 from dspyer.errors import list_names, removed, suggestion
-from dspyer.log.rows import total_cost
 from dspyer.record import Record
 from dspyer.stores.base import RunPlace, RunQuery
 
@@ -91,14 +89,14 @@ class RunFilters(NamedTuple):
         if self.status not in (None, info.status):
             return False
         if self.min_seconds is not None:
-            at = info.ended.timestamp() if info.ended else wall() if info.status == "running" else 0.0
-            if at - info.started.timestamp() < self.min_seconds:
+            ended = info.ended or (datetime.now(UTC) if info.status == "running" else info.started)
+            if (ended - info.started).total_seconds() < self.min_seconds:
                 return False
-        return info.ended is None or self._spent(info.usage)
+        return info.ended is None or self._spent(info)
 
-    def _spent(self, usage: Mapping[str, Any]) -> bool:
-        cost = total_cost(usage) if self.min_cost is not None else None
-        return self.model in (None, *usage) and (self.min_cost is None or (cost is not None and cost >= self.min_cost))
+    def _spent(self, run: RunInfo | Record) -> bool:
+        least, cost = self.min_cost, run.cost
+        return self.model in (None, *run.usage) and (least is None or (cost is not None and cost >= least))
 
     def look_inside(self, info: RunInfo) -> bool:
         """Return whether the record of a run is needed."""
@@ -110,7 +108,7 @@ class RunFilters(NamedTuple):
         failure = [] if info.failure is None else [info.failure.type, info.failure.message]
         texts = chain((info.thread, info.graph, *failure), () if record is None else texts_of(record))
         return (
-            self._spent({} if record is None else record.usage)
+            self._spent(record or info)
             and (self.node is None or (record is not None and self.node in node_paths(record)))
             and (not self.contains or any(self.contains.casefold() in text.casefold() for text in texts))
         )
