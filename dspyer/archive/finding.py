@@ -79,7 +79,7 @@ class RunFilters(NamedTuple):
 
     @property
     def chosen_by_store(self) -> bool:
-        """Whether the store knows which runs it has asked for."""
+        """Return whether the store knows which runs it has asked for."""
         beside = (self.contains, self.node, self.model, self.min_cost, self.min_seconds)
         return beside == (None,) * 5 and self.status not in OPEN
 

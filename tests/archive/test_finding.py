@@ -8,7 +8,6 @@ import dspy
 import pytest
 
 from dspyer import END, START, Archive, Budget, Graph
-from dspyer.archive import archive as archive_module
 from dspyer.record import Record
 from dspyer.stores import Memory
 from dspyer.testing import ScriptedLM
@@ -83,7 +82,7 @@ def test_a_page_reads_a_bounded_number_of_commits(monkeypatch: pytest.MonkeyPatc
     for number in range(7):
         graph.compile(store=store).thread(f"t{number}").run({"n": 100 * (number == 1)})
     archive, of = Archive(store), Record.of
-    monkeypatch.setattr(archive_module, "MOST_COMMITS", 6)
+    monkeypatch.setattr("dspyer.archive.archive.MOST_COMMITS", 6)
     monkeypatch.setattr(Record, "of", lambda steps, *rest: read.append(steps.label) or of(steps, *rest))
     pages, after = [], None
     while not pages or after is not None:
