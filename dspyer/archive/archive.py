@@ -24,7 +24,7 @@ from dspyer.values import json as encoding
 from dspyer.values.freezing import Opaque
 
 MOST_COMMITS = 10_000
-"""Commits that are read for one page of a list."""
+"""Rows of which the records are made that are read for one page of a list; each commit has one."""
 
 NAMES = 1_000
 """Names of threads among which one is looked for that is like a name that no thread has."""
@@ -246,12 +246,12 @@ class Archive:
             info = run_info(self._reader, listed)
             fits = filters.allow(info)
             if fits and filters.look_inside(info):
-                if place is not None and read and read + info.steps > MOST_COMMITS:
+                if place is not None and read and read + listed.last > MOST_COMMITS:
                     return Page([info for _, info in found], cursor_of(place))
                 record = None
                 with suppress(ThreadError, StoreError):  # deleted since, or not readable: the entry is there
                     record = ArchivedThread(self._reader, listed.thread.name).record(listed.run.id)
-                    read += len(record.steps)
+                    read += max(listed.last, len(record.steps))
                 fits = filters.fit(info, record)
             place = listed.place
             if fits:

@@ -8,8 +8,8 @@ import dspy
 import pytest
 
 from dspyer import END, START, Archive, Budget, Graph
-from dspyer.record import Record
 from dspyer.stores import Memory
+from dspyer.stores.base import Row
 from dspyer.testing import ScriptedLM
 
 LONG = "long " * 400 + "tail of it"
@@ -76,22 +76,35 @@ def test_runs_are_found_by_what_they_hold(method: str, limit: int) -> None:
         assert " ".join(found) == names, filters
 
 
-def test_a_page_reads_a_bounded_number_of_commits(monkeypatch: pytest.MonkeyPatch) -> None:
-    store, read = Memory(), list[str]()
-    graph = Graph().add_node("add", lambda n: {"n": n + 1}, writes=["n"]).add_path(START, "add", END)
-    for number in range(7):
-        graph.compile(store=store).thread(f"t{number}").run({"n": 100 * (number == 1)})
-    archive, of = Archive(store), Record.of
-    monkeypatch.setattr("dspyer.archive.archive.MOST_COMMITS", 6)
-    monkeypatch.setattr(Record, "of", lambda steps, *rest: read.append(steps.label) or of(steps, *rest))
-    pages, after = [], None
+class Counting(Memory):
+    """Notes the runs of which many rows are read."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.read: list[str] = []
+
+    def rows(self, run: str, first: int = 0, last: int | None = None) -> list[Row]:
+        found = super().rows(run, first, last)
+        self.read += [run] if len(found) > 100 else []
+        return found
+
+
+def test_a_page_reads_a_bounded_number_of_commits() -> None:
+    store = Counting()
+    graph = Graph().add_map("each", lambda item: {"found": item}, over="items", item="item", into="found")
+    thread = graph.add_path(START, "each", END).compile(store=store).thread("t0")
+    run, archive, after, pages = thread.run({"items": [1] * 4_500}), Archive(store), None, list[list[str]]()
+    for number in range(1, 4):
+        thread.copy(f"t{number}")
     while not pages or after is not None:
-        page = archive.runs(contains="101", after=after)
+        store.read.clear()
+        page = archive.threads(contains="each", after=after, limit=10)
         after = page.next
         pages.append([info.thread for info in page])
-    assert (pages, read) == ([[], ["t1"], []], [f"t{number}.1" for number in range(6, -1, -1)])
-    read.clear()
-    assert len(archive.runs(contains="101", status="failed")) == len(archive.runs(contains="")) - 7 == len(read) == 0
+        assert store.read == [run.run_id] * 2
+    assert [sorted(page) for page in pages] == [["t2", "t3"], ["t0", "t1"]]
+    store.read.clear()
+    assert (len(archive.runs(contains="1", status="failed")), len(archive.runs(contains="")), store.read) == (0, 1, [])
 
 
 @pytest.mark.parametrize("method", ["runs", "threads"])
