@@ -26,7 +26,7 @@ IDS = ("more", "id", "execution")
 
 
 class RunFilters(NamedTuple):
-    """What `Archive.runs` takes, which says what each is."""
+    """The filters of `Archive.runs`, which says what each is."""
 
     status: str | None = None
     graph: str | None = None
@@ -50,7 +50,7 @@ class RunFilters(NamedTuple):
         return cls(**given)
 
     def query(self, *, last: bool) -> RunQuery:
-        """What is asked of the store; `last` for the last run of each thread alone.
+        """The question to the store; `last` for the last run of each thread alone.
 
         Raises:
             ValueError: a filter can be no number, no status or no cursor.
