@@ -235,7 +235,7 @@ def _message(event: str, data: dict[str, Any], position: str | None = None) -> b
 def _filters(request: Request) -> dict[str, Any]:
     """The filters of runs in the query."""
     query = request.query_params
-    names = ("status", "graph", "thread", "text", "contains", "node", "model", "after")
+    names = ("status", "graph", "thread", "contains", "node", "model", "after")
     return (
         {name: query[name] for name in names if query.get(name)}
         | {name: _time(query[name], name) for name in ("since", "until") if query.get(name)}
