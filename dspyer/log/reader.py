@@ -19,7 +19,7 @@ from functools import partial
 from importlib import import_module
 from itertools import pairwise
 from types import MappingProxyType
-from typing import Any, NamedTuple, NoReturn
+from typing import Any, Literal, NamedTuple, NoReturn
 
 from pydantic import create_model
 
@@ -37,6 +37,7 @@ from dspyer.log.rows import (
 )
 from dspyer.patch import seal
 from dspyer.record_codec import DecodeValue
+from dspyer.redaction import Redact, Redaction
 from dspyer.reducers import BUILT_IN, Reducer
 from dspyer.schema.fields import STARTS, Field, read_model
 from dspyer.schema.limits import Limit
@@ -505,11 +506,18 @@ class HistoryReader:
         schema: types and reducers of the fields.
         decode: makes frozen values of their JSON form.
         fingerprint: the id of the graph's fingerprint; rows of other graphs are folded as those graphs did.
+        redact: what records hide, as `compile(redact=)` takes it; None for what each run has stored, False for nothing.
     """
 
     def __init__(
-        self, store: Store, schema: Schema, decode: DecodeValue = encoding.decode, fingerprint: str = ""
+        self,
+        store: Store,
+        schema: Schema,
+        decode: DecodeValue = encoding.decode,
+        fingerprint: str = "",
+        redact: Redact | Redaction | Literal[False] = None,
     ) -> None:
+        self.redact = redact
         self.fingerprint = fingerprint
         self.fetch: Fetch = store.blobs
         self.store = store
