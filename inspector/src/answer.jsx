@@ -1,0 +1,1 @@
+export const AnswerForm = ({ question }) => <p class="whole">{String(question?.text?.text ?? question?.text ?? "")}</p>;

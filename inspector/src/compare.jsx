@@ -1,0 +1,1 @@
+export const ComparePage = () => <main id="main" class="empty">Compare</main>;

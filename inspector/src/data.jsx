@@ -1,0 +1,1 @@
+export const DataPage = () => <main id="main" class="empty">Data sets</main>;

@@ -1,0 +1,1 @@
+export const QuestionsPage = () => <main id="main" class="empty">Questions</main>;
