@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator, Sequence
 from datetime import datetime
-from typing import Self
+from typing import Literal, Self
 
 from dspyer.archive.archived_thread import ArchivedThread
 from dspyer.archive.opening import open_for_reading
@@ -16,6 +16,7 @@ from dspyer.extend import Schema
 from dspyer.log.journal import CheckedStore
 from dspyer.log.reader import HistoryReader, check_thread_name
 from dspyer.record.stored import due_threads
+from dspyer.redaction import Redact, Redaction
 from dspyer.stores import Store
 from dspyer.stores.base import ListedRun, RunPlace, RunQuery
 from dspyer.values import json as encoding
@@ -45,9 +46,13 @@ class Archive:
             that an address names must exist, or a misspelled one would look empty; a store without one yet is empty.
         key: the key of an encrypted store, or several of them, as `Encrypted(key=...)`; by default those in the
             environment variable `DSPYER_STORE_KEY`. Without a key, lists show all but failures and questions.
+        redact: what is hidden where runs are shown: patterns or a function, as `compile(redact=...)` takes them. By
+            default what the program of each run has hidden; of a function the store knows only that there was one, so
+            no value is shown. False hides nothing. States and commits that methods return are whole.
 
     Raises:
         StoreError: the file does not exist, or is no store.
+        ValueError: a pattern is malformed.
         ImportError: it needs an extra that is not installed.
 
     Example:
@@ -65,13 +70,19 @@ class Archive:
     """
 
     def __init__(
-        self, store: Store | str | os.PathLike[str], *, key: str | bytes | Sequence[str | bytes] | None = None
+        self,
+        store: Store | str | os.PathLike[str],
+        *,
+        key: str | bytes | Sequence[str | bytes] | None = None,
+        redact: Redact | Literal[False] = None,
     ) -> None:
         self._given = isinstance(store, Store)
         self._store = open_for_reading(store, key)
         # Without a program there is no schema: what the graph of a run has declared is in its stored fingerprint.
         decode = encoding.decoder((), Opaque.of)
-        self._reader = HistoryReader(CheckedStore(self._store), Schema.of(None), decode)
+        if redact is not False:
+            Redaction.of(redact)  # raises for a malformed pattern
+        self._reader = HistoryReader(CheckedStore(self._store), Schema.of(None), decode, redact=redact)
 
     @property
     def address(self) -> str:
@@ -287,7 +298,7 @@ class Archive:
         if text in listed.thread.name.casefold():
             return True
         try:
-            failures = failures_of_run(self._reader.store, listed)
+            failures = failures_of_run(self._reader, listed)
         except Exception as error:  # noqa: BLE001 - the list shows it as the failure of the run
             failures = (unreadable(error),)
         return any(text in f"{failure.type}: {failure.message}".casefold() for failure in failures)

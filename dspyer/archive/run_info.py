@@ -15,7 +15,7 @@ from dspyer.failure import Failure
 from dspyer.log.reader import HistoryReader, read_run, rows_through
 from dspyer.log.rows import EndRow, OpenRow, RowKind, run_label, sum_usage
 from dspyer.log.time_travel import failures_in, questions_at
-from dspyer.record.stored import current_status
+from dspyer.record.stored import current_status, record_of
 from dspyer.stores import Store
 from dspyer.stores.base import ListedRun, Point
 
@@ -76,7 +76,7 @@ def run_info(reader: HistoryReader, listed: ListedRun) -> RunInfo:
     if status != "completed" and last >= 0:
         questions = read(lambda: questions_at(reader, at), questions)
     found: tuple[Failure, ...] = ()
-    found = read(lambda: failures_of_run(store, listed), found)
+    found = read(lambda: failures_of_run(reader, listed), found)
     # Its own failures first: why the run failed says more than what could not be read of it.
     failures = [*(one.model_copy(update={"traceback": ""}) for one in found), *map(unreadable, gaps)]
     return RunInfo(
@@ -99,12 +99,14 @@ def unreadable(error: Exception) -> Failure:
     return Failure.of(error, node="archive")
 
 
-def failures_of_run(store: Store, listed: ListedRun) -> tuple[Failure, ...]:
+def failures_of_run(reader: HistoryReader, listed: ListedRun) -> tuple[Failure, ...]:
     """The failures with which a run ended. Their executions have the label of the run in front, as ids of commits.
 
     If its last row is damaged or lost, that is what is said to have failed.
     """
-    end = listed.end
+    store, end = reader.store, listed.end
+    if end is not None and reader.hides(listed.run):  # only the whole run tells what has to be hidden in their texts
+        return record_of(reader, listed.thread.name, listed.run.id).failures
     try:
         found = () if end is None else failures_in(store, *rows_through(store, listed.run.id, end.seq, end.seq))
     except StoreError as error:

@@ -525,6 +525,10 @@ class HistoryReader:
         self.decode = decode
         self._earlier_schemas: dict[str, Schema] = {}
 
+    def hides(self, run: RunRow) -> bool:
+        """Return whether values of a run are hidden where it is shown."""
+        return self.redact is not False and (self.redact is not None or run.header.get("hidden") is not None)
+
     def opening(self, rows: Iterable[Row]) -> OpenRow | None:
         """Return the open row of a run, which has the author and the patch of its first commit; None without one."""
         found = next((row for row in rows if row.kind == RowKind.OPEN), None)

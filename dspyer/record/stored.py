@@ -272,6 +272,10 @@ class FollowedRecords:
         """The items of a map of a run."""
         return self._read(run, lambda reader, status: reader.items(node, status))
 
+    def redactor(self, run: str | None = None) -> Redactor | None:
+        """What hides values of a run, which knows all texts that are hidden in it; None if nothing is."""
+        return self._read(run, RunReader.redactor)
+
     def _read(self, run: str | None, read: Callable[[RunReader, str], T]) -> T:
         listed, status = current_status(self._reader.store, run_of(self._reader.store, self._thread, run))
         name, root = listed.run.id, listed.thread.root
@@ -406,6 +410,11 @@ class RunReader:
             )
             self._recorded = {(self._last, status): record}
         return self._recorded[self._last, status]
+
+    def redactor(self, status: str | None = None) -> Redactor | None:
+        """What hides values of the run, once its steps are made."""
+        self.record(status)
+        return self._steps.redactor
 
     def items(self, node: str, status: str | None = None) -> Items:
         """The items of a map; `status` as for `record`."""
