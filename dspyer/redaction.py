@@ -42,6 +42,7 @@ from dspyer.patch import DELETE, Replace, SealedPatch
 from dspyer.policies import MANY, ONE, Pattern
 from dspyer.record_codec import JsonRecord, changed
 from dspyer.reducers import Updates
+from dspyer.state import ImmutableState
 from dspyer.values import json as encoding
 from dspyer.values.freezing import freeze
 from dspyer.values.frozen import FrozenDict, FrozenList, thaw
@@ -339,6 +340,12 @@ class Redactor:
     def known(self) -> int:
         """The number of hidden texts that it knows: with more of them, what was shown before may have to be hidden."""
         return len(self._texts)
+
+    def shown(self, value: Any) -> Any:
+        """The redacted form of a commit, a state, or any other object of a run that has ended."""
+        if isinstance(value, ImmutableState):
+            return ImmutableState({name: thaw(self.field(name, part)) for name, part in value.raw_items()})
+        return self.commit(value) if isinstance(value, Commit) else self.redact(value)
 
     # --- what is hidden
 

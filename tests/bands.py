@@ -25,15 +25,14 @@ NOT_YET: dict[str, str] = {
         "OfGraph check_name class_of compiled is_value_class node_options own_call shown_type signature_of "
         "signature_of_module"
     ),
-    "archive.archive": "CheckedStore HistoryReader Opaque check_thread_name due_threads json",
+    "archive.archive": "CheckedStore HistoryReader Opaque check_thread_name due_threads failures_of_run json",
     "archive.archived_thread": (
-        "Bounds FollowedRecords HistoryReader Moment ThreadReader cancellation_count drawn_graph first_version "
-        "is_alive run_in_thread run_of unread_of"
+        "Bounds FollowedRecords HistoryReader Moment ThreadReader cancellation_count drawn_graph failures_of_run "
+        "first_version is_alive run_in_thread run_of unread_of"
     ),
     "archive.opening": "CheckedStore",
     "archive.run_info": (
-        "EndRow HistoryReader OpenRow RowKind current_status failures_in questions_at read_run rows_through "
-        "run_label sum_usage"
+        "EndRow HistoryReader OpenRow RowKind current_status failures_of_run questions_at read_run sum_usage"
     ),
     "cli.programs": "decode_update encode",
     "cli.store_access": "CheckedStore SQLITE UnreadablePatch encode_update export is_encrypted load",

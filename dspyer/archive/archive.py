@@ -3,20 +3,19 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from datetime import datetime
-from typing import Literal, Self
+from typing import Any, Literal, Self
 
 from dspyer.archive.archived_thread import ArchivedThread
 from dspyer.archive.opening import open_for_reading
-from dspyer.archive.run_info import Page, failures_of_run, run_info, unreadable
+from dspyer.archive.run_info import Page, run_info, unreadable
 from dspyer.display import RunInfo
 from dspyer.errors import ThreadError, list_names, suggestion
 from dspyer.extend import Schema
 from dspyer.log.journal import CheckedStore
 from dspyer.log.reader import HistoryReader, check_thread_name
-from dspyer.record.stored import due_threads
-from dspyer.redaction import Redact, Redaction
+from dspyer.record.stored import due_threads, failures_of_run
 from dspyer.stores import Store
 from dspyer.stores.base import ListedRun, RunPlace, RunQuery
 from dspyer.values import json as encoding
@@ -74,14 +73,12 @@ class Archive:
         store: Store | str | os.PathLike[str],
         *,
         key: str | bytes | Sequence[str | bytes] | None = None,
-        redact: Redact | Literal[False] = None,
+        redact: Callable[[tuple[Any, ...], Any], Any] | str | Iterable[Any] | Literal[False] | None = None,
     ) -> None:
         self._given = isinstance(store, Store)
         self._store = open_for_reading(store, key)
         # Without a program there is no schema: what the graph of a run has declared is in its stored fingerprint.
         decode = encoding.decoder((), Opaque.of)
-        if redact is not False:
-            Redaction.of(redact)  # raises for a malformed pattern
         self._reader = HistoryReader(CheckedStore(self._store), Schema.of(None), decode, redact=redact)
 
     @property

@@ -11,7 +11,7 @@ from typing import Any, TypeVar, cast
 import anyio
 
 from dspyer import ImmutableState
-from dspyer.archive.run_info import failures_of_run, run_info
+from dspyer.archive.run_info import run_info
 from dspyer.archive.stored_graph import StoredGraph
 from dspyer.display import RunInfo, RunPath, Stats, count_stats, describe_run, draw_svg, write_page
 from dspyer.errors import ThreadError, shows_removed
@@ -23,9 +23,8 @@ from dspyer.log.reader import HistoryReader
 from dspyer.log.rows import first_version
 from dspyer.log.time_travel import Bounds, Moment, ThreadReader
 from dspyer.record import Items, Record
-from dspyer.record.stored import FollowedRecords, drawn_graph, run_of, unread_of
+from dspyer.record.stored import FollowedRecords, drawn_graph, failures_of_run, run_of, unread_of
 from dspyer.stores.base import ListedRun, Point
-from dspyer.values.frozen import thaw
 from dspyer.waiting import cancellation_count
 from dspyer.worker_threads import run_in_thread
 
@@ -271,12 +270,7 @@ class ArchivedThread:
                 listed = self._listed(None)
             self._hidden[run] = listed.run.id if self._reader.hides(listed.run) else None
         redactor = None if (hidden := self._hidden[run]) is None else self._records.redactor(hidden)
-        if redactor is None:
-            return value
-        if isinstance(given, ImmutableState):
-            fields = {name: thaw(redactor.field(name, raw)) for name, raw in given.raw_items()}
-            return cast("T", ImmutableState(fields))
-        return cast("T", redactor.commit(given) if isinstance(given, Commit) else redactor.redact(given))
+        return value if redactor is None else cast("T", redactor.shown(given))
 
     def _listed(self, run: str | None) -> ListedRun:
         return run_of(self._reader.store, self.name, run)

@@ -8,14 +8,12 @@ from typing import Any, Self, TypeVar
 
 from dspyer import START
 from dspyer.display import RunInfo
-from dspyer.errors import StoreError
 from dspyer.events import Question
-from dspyer.extend import full_id
 from dspyer.failure import Failure
-from dspyer.log.reader import HistoryReader, read_run, rows_through
-from dspyer.log.rows import EndRow, OpenRow, RowKind, run_label, sum_usage
-from dspyer.log.time_travel import failures_in, questions_at
-from dspyer.record.stored import current_status, record_of
+from dspyer.log.reader import HistoryReader, read_run
+from dspyer.log.rows import EndRow, OpenRow, RowKind, sum_usage
+from dspyer.log.time_travel import questions_at
+from dspyer.record.stored import current_status, failures_of_run
 from dspyer.stores import Store
 from dspyer.stores.base import ListedRun, Point
 
@@ -97,22 +95,6 @@ def run_info(reader: HistoryReader, listed: ListedRun) -> RunInfo:
 def unreadable(error: Exception) -> Failure:
     """The entry in a list of a run of which something cannot be read."""
     return Failure.of(error, node="archive")
-
-
-def failures_of_run(reader: HistoryReader, listed: ListedRun) -> tuple[Failure, ...]:
-    """The failures with which a run ended. Their executions have the label of the run in front, as ids of commits.
-
-    If its last row is damaged or lost, that is what is said to have failed.
-    """
-    store, end = reader.store, listed.end
-    if end is not None and reader.hides(listed.run):  # only the whole run tells what has to be hidden in their texts
-        return record_of(reader, listed.thread.name, listed.run.id).failures
-    try:
-        found = () if end is None else failures_in(store, *rows_through(store, listed.run.id, end.seq, end.seq))
-    except StoreError as error:
-        return (unreadable(error),)
-    label = run_label(listed.run)
-    return tuple([one.model_copy(update={"execution": full_id(label, one.execution)}) for one in found])
 
 
 def count_steps(store: Store, at: Point) -> int:

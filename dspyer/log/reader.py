@@ -517,6 +517,8 @@ class HistoryReader:
         fingerprint: str = "",
         redact: Redact | Redaction | Literal[False] = None,
     ) -> None:
+        if redact and not isinstance(redact, Redaction):
+            Redaction.of(redact)  # raises for a malformed pattern
         self.redact = redact
         self.fingerprint = fingerprint
         self.fetch: Fetch = store.blobs

@@ -46,7 +46,7 @@ from dspyer.log.rows import (
     sum_usage,
     usage_of_calls,
 )
-from dspyer.log.time_travel import ThreadReader, unread
+from dspyer.log.time_travel import ThreadReader, failures_in, unread
 from dspyer.patch import update_size
 from dspyer.record.drawn import DrawnGraph
 from dspyer.record.items import Items, items_of
@@ -249,6 +249,22 @@ def records_of(reader: HistoryReader, thread: str) -> Iterator[Record]:
         run = RunReader(reader, thread, rows, row.root, before)
         ends[rows.points[-1]] = run.after
         yield run.record()
+
+
+def failures_of_run(reader: HistoryReader, listed: ListedRun) -> tuple[Failure, ...]:
+    """The failures with which a run ended. Their executions have the label of the run in front, as ids of commits.
+
+    If its last row is damaged or lost, that is what is said to have failed.
+    """
+    store, run, end = reader.store, listed.run, listed.end
+    if end is not None and reader.hides(run):  # only the whole run tells what has to be hidden in their texts
+        return record_of(reader, listed.thread.name, run.id).failures
+    try:
+        found = () if end is None else failures_in(store, *rows_through(store, run.id, end.seq, end.seq))
+    except StoreError as error:
+        return (Failure.of(error, node="archive"),)
+    label = run_label(run)
+    return tuple([one.model_copy(update={"execution": full_id(label, one.execution)}) for one in found])
 
 
 class FollowedRecords:
