@@ -423,9 +423,10 @@ class RunSteps:
 
     def _learn_failure(self, redactor: Redactor, failure: Failure, local: str) -> None:
         """A failure is hidden as in the fields that may get it, also those of graphs around the one of its node."""
+        is_inside = bool(Address.parse(local).scope)
         for _, graph in self.graph.within():
             for node, fields in graph.failures.items():
-                if node == failure.node or ("/" in local and node in graph.inner):
+                if node == failure.node or (is_inside and node in graph.inner):
                     for field in fields:
                         redactor.learn_patch({field: failure})
             mapped = graph.maps.get(failure.node)
