@@ -204,7 +204,7 @@ def _graph_of(drawing: bytes) -> DrawnGraph:
 
 
 def _redactor_of(reader: HistoryReader, run: RunRow, graph: DrawnGraph) -> Redactor | None:
-    """What hides values of a run: as the reader says, or else as the run has stored it."""
+    """The redactor of a run: as the reader says, or else as the run has stored it; None for none."""
     lists, given = frozenset(chain.from_iterable([one.lists for _, one in graph.within()])), reader.redact
     found = given or None
     if given is None:
@@ -289,7 +289,7 @@ class FollowedRecords:
         return self._read(run, lambda reader, status: reader.items(node, status))
 
     def redactor(self, run: str | None = None) -> Redactor | None:
-        """What hides values of a run, which knows all texts that are hidden in it; None if nothing is."""
+        """The redactor of a run, which knows all texts that are hidden in it; None if nothing is."""
         return self._read(run, RunReader.redactor)
 
     def _read(self, run: str | None, read: Callable[[RunReader, str], T]) -> T:
@@ -428,7 +428,7 @@ class RunReader:
         return self._recorded[self._last, status]
 
     def redactor(self, status: str | None = None) -> Redactor | None:
-        """What hides values of the run, once its steps are made."""
+        """The redactor of the run, once its steps are made."""
         self.record(status)
         return self._steps.redactor
 
