@@ -25,7 +25,7 @@ NOT_YET: dict[str, str] = {
         "OfGraph check_name class_of compiled is_value_class node_options own_call shown_type signature_of "
         "signature_of_module"
     ),
-    "archive.archive": "CheckedStore HistoryReader Opaque check_thread_name due_threads failures_of_run json",
+    "archive.archive": "CheckedStore HistoryReader Opaque check_thread_name due_threads json",
     "archive.archived_thread": (
         "Bounds FollowedRecords HistoryReader Moment ThreadReader cancellation_count drawn_graph failures_of_run "
         "first_version is_alive run_in_thread run_of unread_of"
