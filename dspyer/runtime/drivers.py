@@ -495,10 +495,10 @@ def _close(session: Session, request: Request) -> None:
 
 
 def _result(session: Session, request: Request) -> dspy.Prediction:
-    """The outputs of a completed run; raises the error of any other one, unless the caller finds in `outcome` why it ends.
+    """The outputs of a completed run; raises the error of any other one.
 
-    A question or a stop is no fault. Where nobody needs an exception, the module that DSPy traces returns, so that its
-    span is no error.
+    A question or a stop is no fault. Where the caller finds it in `outcome`, the module that DSPy traces returns, so
+    that its span is no error.
     """
     outcome, keeps_events = request.outcome, request.options.keeps_events
     ended = outcome.ended
