@@ -112,11 +112,10 @@ SHOWN = {
         "the same predictions: True",
     ],
     "look.py": [
-        "  tallow-T328      completed    a letter of ",
-        "  quillbox-T313    completed    nothing was sent",
-        "  parcelhen-T332   interrupted  Send this? send the instructions, and take 12.00 off the next invoice.",
-        "  rotawing-T335    failed       the price list does not know 'rotawing' yet",
-        "inspect demo.db --program look:desk",
+        "  reader-17-short  completed    0.0017 USD",
+        "  reader-18        failed       0.0000 USD",
+        "  reader-19        interrupted  0.0015 USD",
+        "inspect demo.db --program look:program",
     ],
     "from_langgraph.py": [
         "This graph can be converted: from_langgraph(graph).",

@@ -27,7 +27,7 @@ SHOWN = [
     ("S003", "13", "tests/schema/test_shared_state.py"),
     ("S003", "1, 2, 7, 9 to 14, 17, 19, 23, 25, 28, 30", "tests/test_promises.py"),
     ("S003", "3 to 6, 30", "tests/views/test_run_values.py"),
-    ("S004", "22", "tests/inspector/test_page.py"),
+    ("S004", "22", "tests/inspector/test_run_view.py"),
     ("S004", "18, 19, 29", "tests/live/test_live_conflicts.py"),
     ("S004", "13", "tests/live/test_live_isolation.py"),
     ("S004", "12", "tests/live/test_live_reading.py"),

@@ -2,42 +2,29 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from datetime import UTC, datetime
 from functools import cached_property
-from hashlib import blake2b
 from typing import Any, NamedTuple
 
 from dspyer.errors import StoreError
-from dspyer.events import Answer, Commit, LMCall, MergedConflict, Posted
+from dspyer.events import Answer, Commit, LMCall
 from dspyer.failure import Failure
 from dspyer.ids import full_id
 from dspyer.log.rows import total_cost
-from dspyer.patch import DELETE, encode_update
+from dspyer.patch import DELETE
 from dspyer.policies import Pattern
 from dspyer.record.drawn import DrawnGraph
-from dspyer.record.making import RecordStep, RunEnding, RunSteps, StepQuestion, Wrote
-from dspyer.record.turns import ToolCall, sent_messages, tool_calls
+from dspyer.record.making import RecordStep, RunEnding, RunSteps, Wrote
+from dspyer.record.turns import sent_messages
+from dspyer.record.written import RecordWriter
 from dspyer.redaction import Redaction
 from dspyer.state import ImmutableState
-from dspyer.values import json as encoding
-from dspyer.values.freezing import find_opaque, freeze
+from dspyer.values.freezing import find_opaque
 from dspyer.values.frozen import thaw
 
-FORMAT = 1
 KEPT = 64
 """Steps of which all fields are kept: a reader goes on to the next one."""
-
-LONGEST = 1_000
-"""Characters of a text up to which it is in the JSON form as it is."""
-
-
-STEP = ("id", "parent", "kind", "node", "visit", "status", "started", "seconds", "waited")
-CALL = ("seconds", "predictor", "model", "cost", "attempt", "cached")
-POST = ("field", "seq", "size", "operation")
-"""What the JSON form has of a step, an LM call and a post as it is."""
 
 
 class Origin(NamedTuple):
@@ -246,8 +233,11 @@ class Record:
         found = [replace(one.answer, value=thaw(one.answer.value)) for one in asked if one.answer is not None]
         return tuple(sorted(found, key=lambda one: one.at or 0.0))
 
-    def messages(self) -> list[dict[str, Any]]:
+    def messages(self, steps: Sequence[RecordStep] | None = None) -> list[dict[str, Any]]:
         """The messages of `thread.send` that turns of the run have taken, as they may be shown.
+
+        Args:
+            steps: only those of these steps.
 
         Returns:
             Dicts with `step` (the id of the turn), `number`, `text`, `by` and `at`, in the order of the steps.
@@ -259,10 +249,10 @@ class Record:
             >>> graph.compile().run({"n": 1}).record().messages()
             []
         """
-        around = {step.parent for step in self.steps}  # the patch of a graph has what the turns inside of it took
+        around = self._around  # the patch of a graph has what the turns inside of it took
         return [
             {"step": step.id, **sent}
-            for step in self.steps
+            for step in (self.steps if steps is None else steps)
             if step.commit is not None and step.id not in around
             for sent in sent_messages(step.commit)
         ]
@@ -284,6 +274,10 @@ class Record:
         return next((commit.node for commit in self._earlier().values() if commit.id == id), "")
 
     @cached_property
+    def _around(self) -> set[str | None]:
+        return {step.parent for step in self.steps}
+
+    @cached_property
     def _places(self) -> Mapping[str, int]:
         return {step.id: place for place, step in enumerate(self.steps)}
 
@@ -298,152 +292,4 @@ class Record:
             >>> found["values"][found["steps"][1]["wrote"]["n"]["value"]]
             2
         """
-        return _Writer().record(self)
-
-
-def plain(encoded: Any) -> Any:
-    """A JSON form of a value (`values.json.encode`) without the names of types: what a reader shows."""
-    if type(encoded) is list:
-        return [plain(item) for item in encoded]
-    if type(encoded) is not dict:
-        return encoded
-    if encoding.TAG not in encoded:
-        return {key: plain(item) for key, item in encoded.items()}
-    value: Any = encoded.get("value")
-    if encoded[encoding.TAG] in ("dict", "patch"):
-        pairs = [(plain(key), plain(item)) for key, item in value]
-        return dict(pairs) if all(type(key) is str for key, _ in pairs) else [list(pair) for pair in pairs]
-    return plain(value)
-
-
-class _Writer:
-    """Writes one record as JSON values."""
-
-    def __init__(self) -> None:
-        self._values: dict[str, Any] = {}
-        self._known: dict[int, tuple[Any, str]] = {}  # by identity, with the value: its id is not used again meanwhile
-
-    def record(self, record: Record) -> dict[str, Any]:
-        usage = record.usage.values()
-        tokens = [sum([used.get(name, 0) for used in usage]) for name in ("prompt_tokens", "completion_tokens")]
-        asked = [step.asked for step in record.steps if step.asked is not None]
-        messages = record.messages()
-        is_open, calls = record.status != "completed", tool_calls(record.steps)
-        origin, hidden = record.origin, record.hidden
-        from_run = None if origin is None else {**origin._asdict(), "wrote": list(origin.wrote)}
-        return {
-            "format": FORMAT,
-            "run": {
-                "id": record.id,
-                "thread": record.thread,
-                "graph": record.graph.name,
-                "status": record.status,
-                "started": _time(record.started),
-                "ended": None if record.ended is None else _time(record.ended),
-                "tokens": tokens,
-                "cost": record.cost,
-                "requests": sum([used.get("requests", 0) for used in usage]),
-                "models": list(record.usage),
-                "questions": [one.question.id for one in asked if is_open and one.answer is None],
-                "failure": self._failure(record.failures[0]) if record.failures else None,
-                "origin": from_run,
-                "hidden": list(hidden) if isinstance(hidden, tuple) else hidden,
-                "lm_calls": record.lm_calls,
-            },
-            "graphs": {path: graph.to_dict() for path, graph in record.graph.within()},
-            "steps": [self._step(step, calls.get(step.id), messages) for step in record.steps],
-            "values": self._values,
-        }
-
-    def _step(self, step: RecordStep, call: ToolCall | None, messages: list[dict[str, Any]]) -> dict[str, Any]:
-        return {
-            **{name: getattr(step, name) for name in STEP},
-            "branch": list(step.branch),
-            "after": list(step.after),
-            "to": list(step.to),
-            "reason": None if step.reason is None else self._text(step.reason),
-            "wrote": {name: {"value": self._value(one.value), "by": one.by} for name, one in step.wrote.items()},
-            "call": None if call is None else self._called(call),
-            "lm": list(map(self._call, step.lm)),
-            "failed": list(map(self._failure, step.failed)),
-            "failure": None if step.failure is None else self._failure(step.failure),
-            "asked": None if step.asked is None else self._asked(step.asked),
-            "conflicts": list(map(self._conflict, step.conflicts)),
-            "posts": list(map(self._post, step.posts)),
-            "messages": [
-                {"number": one["number"], "text": self._text(one["text"]), "by": one["by"], "at": one["at"]}
-                for one in messages
-                if one["step"] == step.id
-            ],
-        }
-
-    def _called(self, call: ToolCall) -> dict[str, Any]:
-        return {"id": call.id, "args": call.args, "result": self._value(freeze(call.value)), "error": call.error}
-
-    def _value(self, value: Any) -> str | None:
-        """The id of a frozen value; None for no value."""
-        # Steps share what they did not change: by identity, a large state is encoded once and not at each step.
-        if value is DELETE:
-            return None
-        known = self._known.get(id(value))
-        if known is None:
-            known = self._known[id(value)] = value, self._add(plain(encoding.encode(value)))
-        return known[1]
-
-    def _add(self, plain_value: Any) -> str:
-        # Sorted: values that are equal have one id, whatever order their keys came in.
-        text = json.dumps(plain_value, ensure_ascii=False, sort_keys=True)
-        name = blake2b(text.encode("utf-8", "surrogatepass"), digest_size=8).hexdigest()
-        self._values.setdefault(name, plain_value)
-        return name
-
-    def _text(self, text: str) -> Any:
-        """A text; of a long one its beginning, and the id of the whole."""
-        return text if len(text) <= LONGEST else {"text": text[:LONGEST], "more": self._add(text)}
-
-    def _failure(self, failure: Failure) -> dict[str, Any]:
-        found = failure.to_dict()
-        return {**found, **{name: self._text(found[name]) for name in ("message", "traceback") if name in found}}
-
-    def _call(self, call: LMCall) -> dict[str, Any]:
-        messages = call.messages if isinstance(call.messages, Sequence) else ()
-        return {
-            **{name: getattr(call, name) for name in CALL},
-            "at": call.started,
-            "tokens": [call.prompt_tokens, call.response_tokens],
-            "failed": None if call.failed is None else self._text(call.failed),
-            "finish": call.finish_reason,
-            "messages": list(map(self._add, messages)),
-            "response": None if call.response is None else self._add(call.response),
-        }
-
-    def _asked(self, asked: StepQuestion) -> dict[str, Any]:
-        answer = asked.answer
-        given = None
-        if answer is not None:
-            given = {"value": self._value(answer.value), "by": answer.by, "comment": answer.comment, "at": answer.at}
-        question = asked.question
-        call = None if question.call is None else question.call.to_dict()
-        told = {"id": question.id, "text": self._text(question.text), "at": asked.at, "call": call}
-        return {**told, "expires": question.expires, "answer": given}
-
-    def _conflict(self, conflict: MergedConflict) -> dict[str, Any]:
-        def value(given: Any) -> str | None:
-            return None if given is DELETE else self._add(plain(encode_update(given)))
-
-        return {
-            "path": [str(key) for key in conflict.path],
-            "base": value(conflict.base),
-            "values": [[author, value(side)] for author, side in conflict.values],
-            "policy": conflict.policy,
-            "value": value(conflict.value),
-            "winner": conflict.winner,
-        }
-
-    def _post(self, post: Posted) -> dict[str, Any]:
-        value = self._add(plain(post.to_dict()["value"]))
-        return {**{name: getattr(post, name) for name in POST}, "at": post.time, "value": value}
-
-
-def _time(seconds: float) -> str:
-    return datetime.fromtimestamp(seconds, UTC).isoformat()
+        return RecordWriter().whole(self)

@@ -1,9 +1,30 @@
-// Answers: from the data inside of the page (a run exported as a file), else from the server that sent the page.
+// Answers: from the record inside of the page (a run as a file), else from the server that sent the page.
 
-import { embedded } from "./embedded.js";
-import { parseAnswer, parseJSON } from "./numbers.js";
+import { parseAnswer, parseJSON, parseValue } from "./numbers.js";
 
 export const LOCKED = "dspyer-locked";
+
+// A run as a file: `run.to_html(path)` puts {about, record} into the page.
+const element = document.getElementById("embedded");
+export const embedded = element ? read(element.textContent) : null;
+
+function read(text) {
+  const { about, record } = parseJSON(text);
+  const { values, steps, ...rest } = record;
+  const answers = {
+    about: () => about,
+    record: () => ({ ...rest, items: steps, next: null, position: null, count: steps.length }),
+    values: ({ id }) => ({ values: Object.fromEntries(id.map((one) => [one, values[one] ?? null])) }),
+  };
+  return {
+    about,
+    run: rest.run,
+    get: async (path, params) => {
+      if (!answers[path]) throw new ApiError("This page is one run as a file: it has no other data.", 404);
+      return answers[path](params);
+    },
+  };
+}
 
 const KEY = "dspyer-token";
 const channel = typeof BroadcastChannel === "function" && !embedded ? new BroadcastChannel("dspyer") : null;
@@ -66,13 +87,15 @@ export function prepare() {
 function address(path, params) {
   const query = new URLSearchParams();
   for (const [name, value] of Object.entries(params ?? {})) {
-    if (value !== undefined && value !== null && value !== "") query.set(name, value);
+    if (Array.isArray(value)) for (const one of value) query.append(name, one);
+    else if (value !== undefined && value !== null && value !== "") query.set(name, value);
   }
   const text = query.toString();
   return `api/${path}${text ? `?${text}` : ""}`;
 }
 
-const WITH_VALUES = new Set(["commit", "execution", "posts", "value"]);
+// Answers with values keep numbers as they were written.
+const PARSERS = { values: parseValue, questions: parseAnswer, examples: parseAnswer };
 
 async function answer(response, parse = parseJSON) {
   const text = await response.text();
@@ -108,7 +131,7 @@ async function request(path, params, options) {
 
 export async function get(path, params, signal) {
   if (embedded) return embedded.get(path, params ?? {});
-  return answer(await request(path, params, { signal }), WITH_VALUES.has(path) ? parseAnswer : parseJSON);
+  return answer(await request(path, params, { signal }), PARSERS[path]);
 }
 
 export async function post(path, body) {

@@ -1,29 +1,38 @@
 // Numbers, times and names as texts. Every text has its unit, so that it can be read without its column.
 
-import { shown } from "./shape.js";
-
 const grouped = new Intl.NumberFormat("en-US");
 
 export const count = (n) => (n == null ? "–" : grouped.format(n));
 
 export const plural = (n, one, many = `${one}s`) => `${count(n)} ${n === 1 ? one : many}`;
 
-export function seconds(s) {
+// 10,000 and more in thousands: "11.6k".
+export function amount(n) {
+  if (n == null) return "–";
+  if (n < 10_000) return count(n);
+  return n < 999_950 ? `${(n / 1000).toFixed(1)}k` : `${(n / 1e6).toFixed(n < 99.95e6 ? 2 : 1)}M`;
+}
+
+export const sum = (tokens) => (tokens ? (tokens[0] ?? 0) + (tokens[1] ?? 0) : 0);
+
+export const tokens = (pair) => (pair ? `${amount(pair[0])} → ${amount(pair[1])} tokens` : "–");
+
+export function duration(s) {
   if (s == null || !Number.isFinite(s)) return "–";
   if (s < 0.0005) return "0 ms";
   if (s < 0.9995) return `${Math.round(s * 1000)} ms`;
-  if (s < 59.95) return `${s < 9.995 ? s.toFixed(2) : s.toFixed(1)} s`;
+  if (s < 59.95) return `${s.toFixed(1)} s`;
   const whole = Math.round(s);
-  const [h, m, rest] = [Math.floor(whole / 3600), Math.floor(whole / 60) % 60, whole % 60];
-  return h ? `${h} h ${String(m).padStart(2, "0")} min` : `${m} min ${String(rest).padStart(2, "0")} s`;
+  const [d, h, m] = [Math.floor(whole / 86_400), Math.floor(whole / 3600) % 24, Math.floor(whole / 60) % 60];
+  if (d) return `${d} d ${h} h`;
+  return h ? `${h} h ${String(m).padStart(2, "0")} min` : `${m} min ${String(whole % 60).padStart(2, "0")} s`;
 }
 
-export function usd(cost) {
-  if (cost == null) return "–";
-  if (cost === 0) return "0 USD";
-  const digits = cost >= 1 ? 2 : cost >= 0.01 ? 3 : 5;
-  const text = cost.toFixed(digits);
-  return Number(text) === 0 ? `< 0.00001 USD` : `${text} USD`;
+export function cost(dollars) {
+  if (dollars == null) return "–";
+  if (dollars === 0) return "$0";
+  if (dollars >= 0.995) return `$${grouped.format(Number(dollars.toFixed(2)))}`;
+  return dollars < 1e-7 ? "< $0.0000001" : `$${Number(dollars.toPrecision(2)).toFixed(9).replace(/0+$/, "")}`;
 }
 
 // Times travel as seconds since the epoch or as ISO texts.
@@ -40,54 +49,35 @@ export const epoch = (time) => {
 
 const two = (n) => String(n).padStart(2, "0");
 
-const clock = (date) => `${two(date.getHours())}:${two(date.getMinutes())}:${two(date.getSeconds())}`;
-
 export const day = (date) => `${date.getFullYear()}-${two(date.getMonth() + 1)}-${two(date.getDate())}`;
+
+const clock = (date) => `${two(date.getHours())}:${two(date.getMinutes())}:${two(date.getSeconds())}`;
 
 export const exact = (date) => `${day(date)} ${clock(date)}.${String(date.getMilliseconds()).padStart(3, "0")}`;
 
-export function ago(date, now = new Date()) {
+// A moment for people: "5 min ago", "14:02", "2026-11-29 14:02".
+export function when(time, now = new Date()) {
+  const date = moment(time);
+  if (!date) return "–";
   const s = (now - date) / 1000;
-  if (s < 45) return "just now";
-  if (s < 3600) return `${Math.max(1, Math.round(s / 60))} min ago`;
-  if (day(date) === day(now)) return `${two(date.getHours())}:${two(date.getMinutes())}`;
-  return `${day(date)} ${two(date.getHours())}:${two(date.getMinutes())}`;
+  if (s >= 0 && s < 45) return "just now";
+  if (s >= 0 && s < 3600) return `${Math.max(1, Math.round(s / 60))} min ago`;
+  const at = `${two(date.getHours())}:${two(date.getMinutes())}`;
+  return day(date) === day(now) ? at : `${day(date)} ${at}`;
 }
-
-// Branches travel as lists of numbers; [] is the trunk.
-export const branchName = (branch) => (branch == null || branch.length === 0 ? "trunk" : branch.join("."));
-
-export const onBranch = (branch) => (branchName(branch) === "trunk" ? "trunk" : `branch ${branchName(branch)}`);
 
 export const first = (text, limit) => (text.length > limit ? `${text.slice(0, limit - 1)}…` : text);
 
-// The beginning of a text, which may be cut, for one line of the page.
-export const firstLine = (text) => first(String(shown(text) ?? "").split("\n", 1)[0], 300);
+// The beginning of a text, or of one that comes as {text, more}.
+export const beginning = (text) => (text == null ? "" : typeof text === "object" ? String(text.text ?? "") : String(text));
+
+// The first line of a text, for one line of the page.
+export const firstLine = (text) => first(beginning(text).trimStart().split("\n", 1)[0], 300);
 
 // A Failure or {type, message} in one line.
-export const failureText = (failure) => {
+export function failureText(failure) {
   if (failure == null) return "";
-  if (typeof failure === "string") return failure;
-  const words = failure.message ? `${failure.type}: ${failure.message}` : failure.type;
-  return words ?? "";
-};
-
-// The tokens of a usage: {model: {prompt_tokens, completion_tokens, total_tokens, requests, cost}}.
-export function totals(usage) {
-  const sum = { prompt: 0, response: 0, total: 0, requests: 0 };
-  for (const one of Object.values(usage ?? {})) {
-    const prompt = one.prompt_tokens ?? 0;
-    const response = one.completion_tokens ?? one.response_tokens ?? 0;
-    sum.prompt += prompt;
-    sum.response += response;
-    sum.total += one.total_tokens ?? prompt + response;
-    sum.requests += one.requests ?? 0;
-  }
-  return sum;
-}
-
-// The items of a map: "3 of 5 items, 1 failed".
-export function itemsText({ total, done, failed, waiting }) {
-  const more = [[failed, "failed"], [waiting, "waiting"]].filter(([n]) => n).map(([n, what]) => `, ${count(n)} ${what}`);
-  return `${count(done)} of ${plural(total, "item")}${more.join("")}`;
+  if (typeof failure === "string" || "text" in failure) return firstLine(failure);
+  const message = firstLine(failure.message);
+  return message ? `${failure.type}: ${message}` : (failure.type ?? "");
 }

@@ -2,22 +2,26 @@
 
 import { render } from "preact";
 import { useEffect, useState } from "preact/hooks";
-import { LOCKED, prepare, setToken } from "./api.js";
-import { embedded } from "./embedded.js";
+import { embedded, LOCKED, prepare, setToken } from "./api.js";
+import { Bar, Shell } from "./bar.jsx";
+import { ComparePage } from "./compare.jsx";
+import { DataPage } from "./data.jsx";
 import { useAnswer, useKeys } from "./hooks.js";
 import { Boundary, Dialog, Problem } from "./parts.jsx";
-import { href, useRoute } from "./route.js";
+import { QuestionsPage } from "./questions.jsx";
+import { useRoute } from "./route.js";
 import { RunPage } from "./run.jsx";
 import { RunsPage } from "./runs.jsx";
 
 const THEME = "dspyer-theme";
 const THEMES = ["system", "light", "dark"];
 
-function stored(name) {
+// A file opened from disk may have no storage: then nothing is kept.
+function stored(name, value) {
   try {
-    return localStorage.getItem(name);
+    return value === undefined ? localStorage.getItem(name) : localStorage.setItem(name, value);
   } catch {
-    return null; // a file opened from disk may have no storage
+    return null;
   }
 }
 
@@ -25,39 +29,34 @@ function useTheme() {
   const [theme, setTheme] = useState(() => stored(THEME) ?? "system");
   useEffect(() => {
     document.documentElement.dataset.theme = theme;
-    try {
-      localStorage.setItem(THEME, theme);
-    } catch {
-      return; // not kept then
-    }
+    stored(THEME, theme);
   }, [theme]);
   return [theme, () => setTheme(THEMES[(THEMES.indexOf(theme) + 1) % THEMES.length])];
 }
 
 const KEYS = [
-  ["j, k or arrows", "next and previous entry"],
-  ["Enter", "open the entry; in a run: to its step"],
-  ["Escape", "back to the list; close a dialog"],
+  ["↑ ↓ or j, k", "the entry above and below"],
+  ["→ ←", "unfold and fold a step; then into it and out of it"],
+  ["Enter", "open the entry; in a run: to what stands beside the steps"],
+  ["[ ]", "the tab before and after"],
   ["/", "search or filter"],
-  ["1 to 7", "the views of a run: steps, graph, timeline, ..."],
+  ["Escape", "back to the list; leave a field; close a dialog"],
   ["Home, End", "first and last entry"],
   ["?", "this list"],
 ];
 
-function Help({ onClose }) {
-  return (
-    <Dialog title="Keys" onClose={onClose}>
-      <dl class="keys">
-        {KEYS.map(([key, words]) => (
-          <div key={key}>
-            <dt><kbd>{key}</kbd></dt>
-            <dd>{words}</dd>
-          </div>
-        ))}
-      </dl>
-    </Dialog>
-  );
-}
+const Help = ({ onClose }) => (
+  <Dialog title="Keys" onClose={onClose}>
+    <dl class="keys">
+      {KEYS.map(([key, words]) => (
+        <div key={key}>
+          <dt><kbd>{key}</kbd></dt>
+          <dd>{words}</dd>
+        </div>
+      ))}
+    </dl>
+  </Dialog>
+);
 
 function Login({ error, onToken }) {
   const given = (event) => {
@@ -68,78 +67,67 @@ function Login({ error, onToken }) {
   return (
     <main id="main" class="login">
       <h1>This tab has no token</h1>
-      <p>
-        <code>dspyer inspect</code> has printed an address with a token. Open that address, or paste it here.
-      </p>
+      <p><code>dspyer inspect</code> has printed an address with a token. Open that address, or paste it here.</p>
       <form onSubmit={given}>
         <label>
           <span>Address or token</span>
           <input name="token" type="text" autocomplete="off" spellcheck={false} required />
         </label>
-        <button type="submit" class="primary">Open</button>
+        <button type="submit" class="btn main">Open</button>
       </form>
       {error.status !== 401 && error.status !== 403 && <Problem error={error} />}
     </main>
   );
 }
 
-function Bar({ about, page, theme, onTheme, onHelp }) {
-  const link = (name, words) => (
-    <a href={href(name)} aria-current={page === name ? "page" : undefined}>{words}</a>
-  );
+function View({ page, params, about }) {
+  if (embedded) return <RunPage params={{ ...params, thread: embedded.run.thread, run: embedded.run.id }} about={about} />;
+  if (page === "run") return <RunPage key={`${params.thread}\n${params.run}`} params={params} about={about} />;
+  if (page === "compare") return <ComparePage params={params} about={about} />;
+  const Listed = { questions: QuestionsPage, data: DataPage }[page] ?? RunsPage;
   return (
-    <header class="bar">
-      <a class="skip" href="#main" onClick={(event) => {
-        event.preventDefault();
-        document.getElementById("main")?.focus();
-      }}>To the content</a>
-      <span class="brand">dspyer</span>
-      {embedded ? (
-        <span class="store">one run, as a file</span>
-      ) : (
-        <>
-          <nav aria-label="Pages">{link("runs", "Runs")}{link("threads", "Threads")}</nav>
-          <span class="store" title={about?.store}>
-            {about?.store}
-            {about && <span class="mode">{about.acts ? about.program : "read-only"}</span>}
-          </span>
-        </>
-      )}
-      <button type="button" class="plain" onClick={onTheme} aria-label={`Colours: ${theme}`} title={`Colours: ${theme}`}>
-        {{ system: "◐", light: "☀", dark: "☾" }[theme]}
-      </button>
-      <button type="button" class="plain" onClick={onHelp} aria-label="Keys" title="Keys (?)">?</button>
-    </header>
+    <>
+      <Bar />
+      <Listed params={params} about={about} />
+    </>
   );
 }
 
 function App() {
-  const route = useRoute();
+  const { page, params } = useRoute();
   const [theme, nextTheme] = useTheme();
   const [help, setHelp] = useState(false);
   const [tries, setTries] = useState(0);
   const { data: about, error } = useAnswer("about", {}, tries);
+  const again = () => setTries((n) => n + 1);
   useEffect(() => {
-    const again = () => setTries((n) => n + 1);
     addEventListener(LOCKED, again);
     return () => removeEventListener(LOCKED, again);
   }, []);
-  useKeys({ "?": (event, typing) => (typing ? false : setHelp(true)) });
+  useKeys({ "?": () => setHelp(true) });
   const locked = error && (error.status === 401 || error.status === 403);
-  let page = <main id="main" class="waiting" aria-busy="true" />;
-  if (embedded) page = <RunPage params={{ ...embedded.of, ...route.params }} about={embedded.about} />;
-  else if (locked) page = <Login error={error} onToken={() => setTries(tries + 1)} />;
-  else if (error) page = <main id="main"><Problem error={error} onRetry={() => setTries(tries + 1)} /></main>;
-  else if (route.page === "run") {
-    page = <RunPage key={`${route.params.thread}\n${route.params.run}`} params={route.params} about={about} />;
-  } else page = <RunsPage key={route.page} page={route.page === "threads" ? "threads" : "runs"} params={route.params} />;
+  let view = <View page={page} params={params} about={about} />;
+  if (error) {
+    view = (
+      <>
+        <Bar />
+        {locked ? <Login error={error} onToken={again} /> : <main id="main"><Problem error={error} onRetry={again} /></main>}
+      </>
+    );
+  } else if (!about) {
+    view = (
+      <>
+        <Bar trail={page === "run" || embedded ? [""] : undefined} />
+        <main id="main" aria-busy="true" />
+      </>
+    );
+  }
   return (
-    <>
-      <Bar about={about} page={route.page} theme={theme} onTheme={nextTheme} onHelp={() => setHelp(true)} />
-      <Boundary what="This page" of={location.hash}>{page}</Boundary>
+    <Shell.Provider value={{ about, page, theme, nextTheme, showKeys: () => setHelp(true) }}>
+      <Boundary what="This page" of={location.hash}>{view}</Boundary>
       {help && <Help onClose={() => setHelp(false)} />}
       <div id="news" class="hidden" role="status" aria-live="polite" />
-    </>
+    </Shell.Provider>
   );
 }
 

@@ -23,7 +23,7 @@ export function parseValue(text) {
   return parse(text, (value, source) => isLong(value, source) || isWhole(value, source));
 }
 
-const VALUES = new Set(["before", "after", "diff", "state", "sent", "value"]); // of a step, an execution, a post, a part
+const VALUES = new Set(["args", "inputs", "outputs", "value"]); // of a call, an example, an answer
 
 // An answer with values as they are; its figures are numbers, to be reckoned with.
 export const parseAnswer = (text) => figures(parseValue(text));

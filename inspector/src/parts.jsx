@@ -1,53 +1,38 @@
-// Small parts that several pages use.
+// Small parts that several views use.
 
 import { Component } from "preact";
 import { useEffect, useRef, useState } from "preact/hooks";
-import { ago, count, exact, moment } from "./format.js";
+import { count, exact, moment, when } from "./format.js";
+
+export { Kind, hue } from "./icons.jsx";
 
 export const STATUSES = ["completed", "failed", "interrupted", "running", "stopped", "crashed"];
 
-const MARKS = { completed: "✓", failed: "✕", crashed: "✕", interrupted: "?", running: "▸", stopped: "■" };
+const TONES = {
+  completed: "ok", done: "ok", failed: "bad", crashed: "bad", unreadable: "bad", interrupted: "wait", waiting: "wait", running: "live",
+};
 
-export function Status({ status }) {
-  return (
-    <span class={`status s-${status}`}>
-      <span class="sign" aria-hidden="true">{MARKS[status] ?? "·"}</span>
-      {status}
-    </span>
-  );
-}
+export const Status = ({ status }) => <span class={`pill ${TONES[status] ?? ""}`}>{status}</span>;
+
+// A small mark beside a name: tone is "ok", "bad", "wait" or none.
+export const Tag = ({ tone = "", title, children }) => <span class={`tag ${tone}`} title={title}>{children}</span>;
+
+export const Button = ({ main, small, danger, class: more = "", children, ...rest }) => (
+  <button type="button" class={["btn", main && "main", small && "small", danger && "danger", more].filter(Boolean).join(" ")} {...rest}>{children}</button>
+);
 
 export function Time({ time }) {
   const date = moment(time);
-  if (!date) return <span class="quiet">–</span>;
-  return <time dateTime={date.toISOString()} title={exact(date)}>{ago(date)}</time>;
-}
-
-export function Clock({ time }) {
-  const date = moment(time);
-  if (!date) return <span class="quiet">–</span>;
-  return <time dateTime={date.toISOString()} title={exact(date)}>{exact(date).slice(11)}</time>;
-}
-
-export function Facts({ items }) {
-  return (
-    <dl class="facts">
-      {items.filter(Boolean).map(([name, value]) => (
-        <div key={name}>
-          <dt>{name}</dt>
-          <dd>{value}</dd>
-        </div>
-      ))}
-    </dl>
-  );
+  if (!date) return <span class="soft">–</span>;
+  return <time dateTime={date.toISOString()} title={exact(date)}>{when(date)}</time>;
 }
 
 // `old`: what was read before stands below it.
 export const Problem = ({ error, old, title, onRetry }) => (
-  <div class="problem" role="alert">
-    <strong>{title ?? (error.status === 0 ? "No connection" : "This did not work")}</strong>
-    <p>{error.message}{old && " What is shown here was read before."}</p>
-    {onRetry && <button type="button" onClick={onRetry}>Try again</button>}
+  <div class="note bad" role="alert">
+    <b>{title ?? (error.status === 0 ? "No connection" : "This did not work")}</b>
+    <p class="whole">{String(error.message ?? error).slice(0, 2000)}{old && " What is shown here was read before."}</p>
+    {onRetry && <Button small onClick={onRetry}>Try again</Button>}
   </div>
 );
 
@@ -61,7 +46,7 @@ export class Boundary extends Component {
     if (this.state.error && before.of !== this.props.of) this.setState({ error: null });
   }
 
-  render({ what, children }, { error }) {
+  render({ what = "This part", children }, { error }) {
     return error ? <Problem error={error} title={`${what} cannot be shown`} onRetry={() => this.setState({ error: null })} /> : children;
   }
 }
@@ -71,7 +56,7 @@ export function useFew(items, most = 60) {
   const [all, setAll] = useState(false);
   const left = all ? 0 : items.length - most;
   if (left <= 0) return [items, null];
-  return [items.slice(0, most), <button type="button" class="fold" onClick={() => setAll(true)}>show {count(left)} more</button>];
+  return [items.slice(0, most), <Button small onClick={() => setAll(true)}>Show {count(left)} more</Button>];
 }
 
 export const Empty = ({ children }) => <div class="empty">{children}</div>;
@@ -103,19 +88,16 @@ export function Dialog({ title, onClose, children, wide }) {
   );
 }
 
-// j and k, arrows, Home and End move the focus through the elements of a list.
+// Arrows, Home and End move the focus through the elements of a list.
 export function moveFocus(container, selector, event) {
   const items = [...container.querySelectorAll(selector)];
-  if (!items.length) return;
-  const at = items.indexOf(document.activeElement);
-  const steps = { j: 1, ArrowDown: 1, ArrowRight: 1, k: -1, ArrowUp: -1, ArrowLeft: -1 };
-  let to;
-  if (event.key === "Home") to = 0;
-  else if (event.key === "End") to = items.length - 1;
-  else to = at < 0 ? 0 : at + (steps[event.key] ?? 0);
+  const steps = { j: 1, ArrowDown: 1, ArrowRight: 1, k: -1, ArrowUp: -1, ArrowLeft: -1, Home: -Infinity, End: Infinity };
+  if (!items.length || !(event.key in steps)) return;
+  const to = items.indexOf(document.activeElement) + steps[event.key];
   items[Math.max(0, Math.min(items.length - 1, to))].focus();
 }
 
+// `tabs`: [{id, name, count}]. What is selected stands in an element with the id "panel" and the role tabpanel.
 export function Tabs({ label, tabs, selected, onSelect }) {
   const ref = useRef(null);
   const pressed = (event) => {
@@ -126,11 +108,12 @@ export function Tabs({ label, tabs, selected, onSelect }) {
   };
   return (
     <div class="tabs" role="tablist" aria-label={label} ref={ref} onKeyDown={pressed}>
-      {tabs.map(({ id, name, count }) => (
+      {tabs.map(({ id, name, count: number }) => (
         <button
           key={id}
           type="button"
           role="tab"
+          class="tab"
           id={`tab-${id}`}
           aria-selected={id === selected}
           aria-controls="panel"
@@ -138,7 +121,7 @@ export function Tabs({ label, tabs, selected, onSelect }) {
           onClick={() => onSelect(id)}
         >
           {name}
-          {count ? <span class="badge">{count}</span> : null}
+          {number ? <span class="badge">{count(number)}</span> : null}
         </button>
       ))}
     </div>

@@ -1,4 +1,4 @@
-// The address: `#/run?thread=a&run=b&step=trunk:3&view=graph`. Back and forward are the browser's own.
+// The address: `#/run?thread=a&run=b&step=a.1/trunk:3&tab=graph`. Back and forward are the browser's own.
 
 import { useEffect, useState } from "preact/hooks";
 

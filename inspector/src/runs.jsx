@@ -1,160 +1,248 @@
-// The lists of runs and of threads: filters, search, pages.
+// The runs of the store: figures over time, filters, and a list of pages from which two can be compared.
 
 import { useEffect, useRef, useState } from "preact/hooks";
 import { get } from "./api.js";
-import { count, failureText, firstLine, epoch, plural, seconds, totals, usd } from "./format.js";
+import { cost, count, duration, plural, when } from "./format.js";
 import { announce, useKeys, useTitle } from "./hooks.js";
-import { Empty, Problem, Status, STATUSES, Time, moveFocus } from "./parts.jsx";
+import { Overview } from "./overview.jsx";
+import { Problem, Status, moveFocus } from "./parts.jsx";
+import { useRenewed } from "./renewed.js";
 import { go, href } from "./route.js";
 
 const LIMIT = 100;
-const RENEW = 4000; // milliseconds between two looks for what is new
-const SINCE = { "": "any time", 3600: "the last hour", 86400: "the last 24 hours", 604800: "the last 7 days" };
+const STATUSES = ["completed", "failed", "interrupted", "running", "stopped", "crashed"];
+const SPANS = { "": "All", today: "Today", "24h": "24 h", "7d": "7 days", custom: "Custom" };
+const TEXTS = ["contains", "thread", "graph", "node", "model", "min_cost", "min_seconds"];
+const FILTERS = ["status", "since", "until", ...TEXTS];
 
 export const runKey = (info) => `${info.thread}\n${info.run_id}`;
 
-// The value of `since` for "the last hour": whole minutes, so that one page stays one query.
-const sinceTime = (span) => (span ? new Date(Math.floor(Date.now() / 60000) * 60000 - span * 1000).toISOString() : "");
+const iso = (date) => (date && !Number.isNaN(date.getTime()) ? date.toISOString() : undefined);
 
-function query(filter) {
-  const { status, graph, thread, text } = filter;
-  return { status, graph, thread, text, since: sinceTime(Number(filter.within || 0)), until: filter.until };
+// `since` and `until` as the store takes them: whole minutes, so that one page stays one query.
+export function times({ since, until }) {
+  const now = Math.floor(Date.now() / 60_000) * 60_000;
+  if (since === "today") return { since: iso(new Date(new Date(now).setHours(0, 0, 0, 0))) };
+  if (since === "24h") return { since: iso(new Date(now - 86_400_000)) };
+  if (since === "7d") return { since: iso(new Date(now - 7 * 86_400_000)) };
+  return { since: since && since !== "custom" ? iso(new Date(since)) : undefined, until: until ? iso(new Date(until)) : undefined };
 }
 
-function usePages(path, filter) {
-  const key = JSON.stringify([path, filter]);
-  const [state, setState] = useState({ key: null, items: [], next: null, error: null, fresh: [] });
-  const shown = useRef(state);
-  shown.current = state;
+// The filters of an address as the parameters of a request.
+export function query(params) {
+  const given = Object.fromEntries(["status", ...TEXTS].map((name) => [name, params[name]]));
+  return { ...given, ...times(params) };
+}
+
+// The pages of the list. What changes is renewed in place; what is new waits for a click: nothing moves under a reader's hand.
+function usePages(filter) {
+  const key = JSON.stringify(filter);
+  const { data, error, busy } = useRenewed("runs", { ...filter, limit: LIMIT });
+  const [state, setState] = useState({ key: null, items: [], next: null, problem: null });
   useEffect(() => {
-    const stop = new AbortController();
-    let pause = RENEW;
-    let timer = null;
-    const load = () => get(path, { ...query(filter), limit: LIMIT }, stop.signal);
-    const failed = (error) => stop.signal.aborted || setState((old) => ({ ...old, error, key }));
-    load().then(
-      (page) => stop.signal.aborted || setState({ key, items: page.items, next: page.next, error: null, fresh: [] }),
-      failed,
-    );
-    // What changed is renewed in place; what is new waits for a click, so that nothing moves under the reader's hand.
-    const renew = async () => {
-      timer = setTimeout(renew, pause);
-      if (document.hidden || shown.current.key !== key) return;
-      try {
-        const page = await load();
-        if (stop.signal.aborted) return;
-        pause = RENEW;
-        const now = new Map(page.items.map((info) => [runKey(info), info]));
-        const known = new Set(shown.current.items.map(runKey));
-        const items = shown.current.items.map((info) => now.get(runKey(info)) ?? info);
-        const fresh = page.items.filter((info) => !known.has(runKey(info)));
-        // More than a page is new: between it and what is shown there are runs that were not read.
-        const after = fresh.length && fresh.length === page.items.length ? page.next : undefined;
-        setState((old) => ({ ...old, items, fresh, after, error: null }));
-      } catch (error) {
-        pause = Math.min(pause * 2, 60_000);
-        failed(error);
-      }
-    };
-    timer = setTimeout(renew, pause);
-    return () => {
-      stop.abort();
-      clearTimeout(timer);
-    };
-  }, [key]);
+    if (!data) return;
+    setState((old) => {
+      if (old.key !== key) return { key, items: data.items, next: data.next, problem: null };
+      const now = new Map(data.items.map((info) => [runKey(info), info]));
+      return { ...old, items: old.items.map((info) => now.get(runKey(info)) ?? info) };
+    });
+  }, [data, key]);
+  const shown = state.key === key ? state : { items: [], next: null };
+  const known = new Set(shown.items.map(runKey));
+  const fresh = state.key === key && data ? data.items.filter((info) => !known.has(runKey(info))) : [];
   const more = async () => {
     try {
-      const page = await get(path, { ...query(filter), limit: LIMIT, after: state.next });
-      setState((old) => ({ ...old, items: [...old.items, ...page.items], next: page.next, error: null }));
+      const page = await get("runs", { ...filter, limit: LIMIT, after: state.next });
+      setState((old) => ({ ...old, items: [...old.items, ...page.items], next: page.next, problem: null }));
       announce(`${plural(page.items.length, "more run")} loaded`);
-    } catch (error) {
-      setState((old) => ({ ...old, error }));
+    } catch (problem) {
+      setState((old) => ({ ...old, problem }));
     }
   };
-  const showFresh = () =>
-    setState(({ items, next, fresh, after, ...old }) => {
-      const whole = after === undefined ? { items: [...fresh, ...items], next } : { items: fresh, next: after };
-      return { ...old, ...whole, fresh: [] };
-    });
-  return { ...state, busy: state.key !== key, more, showFresh };
+  const showFresh = () => setState({ key, items: data.items, next: data.next, problem: null });
+  return { ...shown, fresh, error: error ?? state.problem, busy: busy || state.key !== key, more, showFresh };
 }
 
-function Filters({ page, params }) {
-  const change = (name) => (event) => go(page, { ...params, [name]: event.target.value }, { replace: true });
+// A filter that is typed: it is asked for when the typing pauses.
+function Typed({ name, label, value = "", onValue, children, ...rest }) {
+  const [text, setText] = useState(value);
+  const timer = useRef(null);
+  const sent = useRef(value);
+  useEffect(() => {
+    if (value !== sent.current) setText(value);
+    sent.current = value;
+  }, [value]);
+  useEffect(() => () => clearTimeout(timer.current), []);
+  const give = (now) => {
+    clearTimeout(timer.current);
+    sent.current = now;
+    if (now !== value) onValue(now);
+  };
+  const typed = (event) => {
+    const now = event.target.value;
+    setText(now);
+    clearTimeout(timer.current);
+    timer.current = setTimeout(() => give(now), 250);
+  };
   return (
-    <form class="filters" role="search" onSubmit={(event) => event.preventDefault()}>
-      <label class="grow">
-        <span>Search</span>
-        <input
-          id="search"
-          type="search"
-          value={params.text ?? ""}
-          placeholder="Thread or failure"
-          onInput={change("text")}
+    <label class={`filter f-${name}`}>
+      <span>{label}</span>
+      <input
+        id={`filter-${name}`}
+        autocomplete="off"
+        spellcheck={false}
+        value={text}
+        onInput={typed}
+        onBlur={() => give(text)}
+        onKeyDown={(event) => event.key === "Enter" && give(text)}
+        {...rest}
+      />
+      {children}
+    </label>
+  );
+}
+
+const Names = ({ id, rows }) => <datalist id={id}>{(rows ?? []).map((row) => <option key={row.name} value={row.name} />)}</datalist>;
+
+// One of several, as buttons beside each other.
+export function Chips({ label, options, value = "", onValue, kind }) {
+  return (
+    <div class="chips" role="group" aria-label={label}>
+      {options.map(([name, words]) => (
+        <button key={name} type="button" class={`chip${kind ? ` ${kind}-${name || "all"}` : ""}`} aria-pressed={value === name} onClick={() => onValue(name)}>
+          {words}
+        </button>
+      ))}
+    </div>
+  );
+}
+
+// A time of the page's own clock, as an input takes it.
+const local = (text) => {
+  const date = text && text !== "custom" ? new Date(text) : null;
+  return date && !Number.isNaN(date.getTime()) ? new Date(date - date.getTimezoneOffset() * 60_000).toISOString().slice(0, 16) : "";
+};
+
+export function Filters({ page, params, names = {} }) {
+  const change = (name) => (value) => go(page, { ...params, [name]: value }, { replace: true });
+  const span = params.since in SPANS || !params.since ? (params.since ?? "") : "custom";
+  const within = (since) => go(page, { ...params, since, until: undefined }, { replace: true });
+  const typed = (name) => ({ name, value: params[name], onValue: change(name) });
+  return (
+    <form class="filters" role="search" aria-label="Filters" onSubmit={(event) => event.preventDefault()}>
+      <div class="filterline">
+        <Chips
+          label="Status"
+          kind="s"
+          options={[["", "any status"], ...STATUSES.map((one) => [one, one])]}
+          value={params.status}
+          onValue={change("status")}
         />
-      </label>
-      <label>
-        <span>Status</span>
-        <select value={params.status ?? ""} onChange={change("status")}>
-          <option value="">any status</option>
-          {STATUSES.map((status) => <option key={status} value={status}>{status}</option>)}
-        </select>
-      </label>
-      <label>
-        <span>Graph</span>
-        <input type="text" value={params.graph ?? ""} placeholder="any graph" onInput={change("graph")} />
-      </label>
-      <label>
-        <span>Started</span>
-        <select value={params.within ?? ""} onChange={change("within")}>
-          {Object.entries(SINCE).map(([span, words]) => <option key={span} value={span}>{words}</option>)}
-        </select>
-      </label>
+        <span class="room" />
+        <Chips label="Started" options={Object.entries(SPANS)} value={span} onValue={within} />
+      </div>
+      {span === "custom" && (
+        <div class="filterline">
+          {["since", "until"].map((name) => (
+            <label key={name} class="filter f-time">
+              <span>{name === "since" ? "Started since" : "Started until"}</span>
+              <input
+                type="datetime-local"
+                value={local(params[name])}
+                onChange={(event) => {
+                  const date = iso(new Date(event.target.value));
+                  change(name)(date ?? (name === "since" ? "custom" : undefined));
+                }}
+              />
+            </label>
+          ))}
+        </div>
+      )}
+      <div class="filterline">
+        <Typed {...typed("contains")} label="Contains" type="search" placeholder="Names, values, prompts, failures" />
+        <Typed {...typed("graph")} label="Graph" placeholder="any" list="graph-names"><Names id="graph-names" rows={names.graphs} /></Typed>
+        <Typed {...typed("node")} label="Node" placeholder="any" list="node-names"><Names id="node-names" rows={names.nodes} /></Typed>
+        <Typed {...typed("model")} label="Model" placeholder="any" list="model-names"><Names id="model-names" rows={names.models} /></Typed>
+        <Typed {...typed("min_cost")} label="Cost from, USD" inputMode="decimal" placeholder="0.01" />
+        <Typed {...typed("min_seconds")} label="Seconds from" inputMode="decimal" placeholder="10" />
+      </div>
     </form>
   );
 }
 
-function duration(info) {
-  const [from, to] = [epoch(info.started), epoch(info.ended)];
-  return from == null || to == null ? null : to - from;
+const took = (info) => (info.ended == null ? null : (new Date(info.ended) - new Date(info.started)) / 1000);
+
+const sum = (usage, name) => Object.values(usage ?? {}).reduce((all, one) => all + (one[name] ?? 0), 0);
+
+const textOf = (text) => (typeof text === "object" && text !== null ? text.text : String(text ?? "")).split("\n", 1)[0].slice(0, 300);
+
+function words({ failure, questions = [], run_id: id }) {
+  if (failure) return `${failure.node ? `${failure.node}: ` : ""}${failure.type}${failure.message ? `: ${textOf(failure.message)}` : ""}`;
+  if (questions.length) return `${questions[0].node} asks: ${textOf(questions[0].text)}`;
+  return `run ${id.slice(0, 8)}`;
 }
 
-function Row({ info, threads }) {
-  const failure = info.failure;
-  const asked = info.questions?.length ?? 0;
-  const question = asked ? info.questions[0] : null;
-  const words = failure
-    ? `${failure.node ? `${failure.node}: ` : ""}${firstLine(failureText(failure))}`
-    : question
-      ? `${question.node ?? ""} asks: ${firstLine(question.text)}`
-      : `run ${info.run_id.slice(0, 8)}`;
-  const tokens = totals(info.usage).total;
+function Row({ info, chosen, onChoose }) {
+  const tokens = sum(info.usage, "prompt_tokens") + sum(info.usage, "completion_tokens");
+  const tone = info.failure ? "bad" : info.questions?.length ? "wait" : "soft";
   return (
-    <li>
-      <a class="row" href={href("run", { thread: info.thread, run: info.run_id })} data-key={runKey(info)}>
+    <li class={chosen ? "listline on" : "listline"}>
+      <label class="pick" title="Choose to compare">
+        <input type="checkbox" checked={chosen} onChange={onChoose} aria-label={`Compare the run of ${info.thread}`} />
+      </label>
+      <a class="listrow" href={href("run", { thread: info.thread, run: info.run_id })} data-key={runKey(info)}>
         <Status status={info.status} />
         <span class="who">
-          <span class="name">{info.thread}</span>
-          <span class={failure ? "sub bad" : "sub"}>{words}</span>
+          <b>{info.thread}</b>
+          <span class={tone}>{words(info)}</span>
         </span>
         <span class="graphname">{info.graph}</span>
-        <span class="num">{plural(info.steps ?? 0, "step")}</span>
-        <span class="num">{info.status === "running" ? "…" : seconds(duration(info))}</span>
-        <span class="num opt">{tokens ? `${count(tokens)} tokens` : "–"}</span>
-        <span class="num">{usd(info.cost)}</span>
-        <span class="num when"><Time time={info.started} /></span>
+        <time class="soft started" dateTime={info.started}>{when(info.started)}</time>
+        <span class="num">{info.status === "running" ? "…" : duration(took(info))}</span>
+        <span class="num opt">{plural(info.steps ?? 0, "step")}</span>
+        <span class="num opt">{tokens ? `${count(tokens)} tok` : "–"}</span>
+        <span class="num">{info.cost == null ? "–" : cost(info.cost)}</span>
       </a>
     </li>
   );
 }
 
-export function RunsPage({ page, params }) {
-  const threads = page === "threads";
-  const title = threads ? "Threads" : "Runs";
-  useTitle(title);
+function Nothing({ params }) {
+  const filtered = FILTERS.some((name) => params[name]);
+  if (filtered) return <div class="nothing"><h2>Nothing fits</h2><p>No run fits these filters. <a href={href("runs")}>Show every run</a></p></div>;
+  return (
+    <div class="nothing">
+      <h2>No runs yet</h2>
+      <p>A run on a thread is stored, and is shown here while it runs:</p>
+      <pre>{'program = graph.compile(store="runs.db")\nprogram.thread("t-42").run(...)'}</pre>
+    </div>
+  );
+}
+
+// The bar of two chosen runs.
+function Chosen({ chosen, onClear }) {
+  const [a, b] = chosen.map((key) => key.split("\n"));
+  if (!a) return null;
+  return (
+    <div class="chosen" role="region" aria-label="Runs to compare">
+      <span class="ab">A</span><b>{a[0]}</b>
+      <span class="ab b">B</span>{b ? <b>{b[0]}</b> : <span class="soft">choose another run</span>}
+      <span class="room" />
+      <button type="button" class="btn small" onClick={onClear}>Clear</button>
+      {b && <a class="btn small main" href={href("compare", { thread: a[0], run: a[1], other_thread: b[0], other_run: b[1] })}>Compare</a>}
+    </div>
+  );
+}
+
+export function RunsPage({ params }) {
+  useTitle("Runs");
   const list = useRef(null);
-  const { items, next, error, busy, fresh, more, showFresh } = usePages(page, params);
-  const move = (event, typing) => (typing ? false : moveFocus(list.current, "a.row", event));
+  const [chosen, setChosen] = useState([]);
+  const { since, until } = times(params);
+  const overview = useRenewed("overview", { since, until, graph: params.graph });
+  const { items, next, fresh, error, busy, more, showFresh } = usePages(query(params));
+  const choose = (key) => setChosen((old) => (old.includes(key) ? old.filter((one) => one !== key) : [...old, key].slice(-2)));
+  const move = (event, typing) => (typing ? false : moveFocus(list.current, "a.listrow", event));
   useKeys({
     j: move,
     k: move,
@@ -162,45 +250,38 @@ export function RunsPage({ page, params }) {
     ArrowUp: move,
     Home: move,
     End: move,
-    "/": (event, typing) => (typing ? false : document.getElementById("search").focus()),
+    x: (event, typing) => {
+      const key = document.activeElement?.dataset?.key;
+      return typing || !key ? false : choose(key);
+    },
+    c: (event, typing) => (typing || chosen.length < 2 ? false : document.querySelector(".chosen a")?.click()),
+    "/": (event, typing) => (typing ? false : document.getElementById("filter-contains").focus()),
     Escape: (event) => event.target.blur?.(),
   });
   useEffect(() => {
-    if (!busy) announce(`${title}: ${plural(items.length, "entry", "entries")}${next ? " and more" : ""}`);
+    if (!busy) announce(`${plural(items.length, "run")}${next ? " and more" : ""}`);
   }, [busy, items.length]);
-  const filtered = ["text", "status", "graph", "within", "thread", "until"].some((name) => params[name]);
   return (
-    <main id="main" class="runs" tabIndex={-1}>
-      <div class="headline">
-        <h1>{title}</h1>
-        <button type="button" class="fresh" hidden={!fresh.length} onClick={showFresh}>
-          Show {plural(fresh.length, "new run")}
-        </button>
+    <main id="main" class="lists" tabIndex={-1}>
+      <div class="sheet">
+        <h1 class="hidden">Runs</h1>
+        <Overview found={overview} params={params} />
+        <Filters page="runs" params={params} names={overview.data ?? {}} />
+        {error && <Problem error={error} />}
+        <section class="table runtable" aria-label="Runs" aria-busy={busy}>
+          <div class="listhead" aria-hidden="true">
+            <span>Status</span><span>Thread</span><span>Graph</span><span>Started</span><span class="num">Took</span>
+            <span class="num opt">Steps</span><span class="num opt">Tokens</span><span class="num">Cost</span>
+          </div>
+          <button type="button" class="fresh" hidden={!fresh.length} onClick={showFresh}>Show {plural(fresh.length, "new run")}</button>
+          <ol ref={list}>
+            {items.map((info) => <Row key={runKey(info)} info={info} chosen={chosen.includes(runKey(info))} onChoose={() => choose(runKey(info))} />)}
+          </ol>
+          {!busy && !error && !items.length && !fresh.length && !next && <Nothing params={params} />}
+          {next && <button type="button" class="btn more" onClick={more}>{items.length ? `Show ${LIMIT} more` : "Look further: no run so far fits"}</button>}
+        </section>
       </div>
-      <Filters page={page} params={params} />
-      {params.thread && (
-        <p class="chosen">
-          Runs of the thread <b>{params.thread}</b>. <a href={href(page)}>Show all</a>
-        </p>
-      )}
-      {error && <Problem error={error} />}
-      <div class="heads" aria-hidden="true">
-        <span>Status</span><span>Thread</span><span>Graph</span><span class="num">Steps</span><span class="num">Time</span>
-        <span class="num opt">Tokens</span><span class="num">Cost</span><span class="num when">Started</span>
-      </div>
-      <ol class="rows" ref={list} aria-busy={busy} aria-label={title}>
-        {items.map((info) => <Row key={runKey(info)} info={info} />)}
-      </ol>
-      {!busy && !error && items.length === 0 && (
-        <Empty>
-          {filtered ? (
-            <p>Nothing fits this filter. <a href={href(page)}>Show everything</a></p>
-          ) : (
-            <p>The store has no runs yet. A run on a thread is stored: <code>program.thread("t").run(…)</code></p>
-          )}
-        </Empty>
-      )}
-      {next && <button type="button" class="more" onClick={more}>Show {LIMIT} more</button>}
+      <Chosen chosen={chosen} onClear={() => setChosen([])} />
     </main>
   );
 }

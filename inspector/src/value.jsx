@@ -1,181 +1,175 @@
-// Values as text: always text nodes, long ones folded with a count.
+// Values as text nodes: long texts, lists and mappings are folded, and unfold by parts.
 
-import { createContext } from "preact";
-import { useContext, useState } from "preact/hooks";
-import { get } from "./api.js";
-import { embedded } from "./embedded.js";
-import { first, plural } from "./format.js";
-import { useFew } from "./parts.jsx";
-import { difference, pathText, points, shape } from "./shape.js";
+import { useState } from "preact/hooks";
+import { count, plural } from "./format.js";
+import { isRaw } from "./numbers.js";
+import { useValues } from "./record.js";
 
-// Which answer the shown values are from: {of, ...params}. The server cuts very long values, and sends the rest on request.
-export const Source = createContext(null);
+const CHARACTERS = 2000;
+const LINES = 30;
+const PAGE = 50;
+const INLINE = 96; // characters of a list or a mapping that is shown in one line
 
-const TEXT_LIMIT = 400;
-const LINES = 8;
-const ITEMS = 40;
+// A page of a long list: [items, where they begin, the buttons to the others].
+export function usePages(items, size = PAGE, unit = "item", start = 0) {
+  const [wanted, setFirst] = useState(start);
+  const last = Math.max(0, Math.ceil(items.length / size) - 1) * size;
+  const first = Math.min(wanted, last);
+  if (!last) return [items, 0, null];
+  const go = (to, words, label) => (
+    <button type="button" class="plain" disabled={to === first} aria-label={`${label} ${unit}s`} onClick={() => setFirst(to)}>{words}</button>
+  );
+  return [
+    items.slice(first, first + size),
+    first,
+    <nav class="pages" aria-label={`${unit}s`}>
+      {go(0, "«", "first")}
+      {go(Math.max(0, first - size), "‹", "before")}
+      <span class="num">{count(first + 1)}–{count(Math.min(first + size, items.length))} of {plural(items.length, unit)}</span>
+      {go(Math.min(last, first + size), "›", "next")}
+      {go(last, "»", "last")}
+    </nav>,
+  ];
+}
 
-export const Text = ({ text, limit }) => <Folded seen={shape(text)} limit={limit} />;
+// The beginning of a text: whole lines where they fit.
+function beginning(text) {
+  let end = Math.min(text.length, CHARACTERS);
+  for (let line = 0, at = -1; line < LINES; line += 1) {
+    at = text.indexOf("\n", at + 1);
+    if (at < 0 || at >= end) break;
+    if (line === LINES - 1) end = at;
+  }
+  return text.slice(0, end);
+}
 
-function Folded({ seen: given, limit = TEXT_LIMIT }) {
+function LongText({ text, length = text.length, whole }) {
   const [open, setOpen] = useState(false);
-  const { seen, rest } = useRest(given);
-  const { text } = seen;
-  const lines = text.split("\n");
-  if (text.length <= limit * 1.2 && lines.length <= LINES + 2) return <><span class="text">{text}</span>{rest}</>;
-  const short = lines.slice(0, LINES).join("\n").slice(0, limit);
+  const short = beginning(text);
+  if (length === text.length && text.length - short.length < CHARACTERS / 4) return <span class="text">{text}</span>;
   return (
     <>
-      <span class="text">{open ? text : `${short}…`}</span>
+      <span class="text">{open ? (whole ? whole() : text) : `${short}…`}</span>
       <button type="button" class="fold" aria-expanded={open} onClick={() => setOpen(!open)}>
-        {open ? "show less" : `show all ${plural(seen.cut?.length ?? points(text), "character")}`}
+        {open ? "show less" : length == null ? "show all of it" : `show all ${plural(length, "character")}`}
       </button>
-      {open && rest}
     </>
   );
 }
 
-// The rest of a cut value, part by part.
-export function useRest(seen) {
-  const given = useContext(Source);
-  const source = embedded ? null : given;
-  const [more, setMore] = useState([]);
-  const [error, setError] = useState(null);
-  if (!seen.cut) return { seen, rest: null };
-  const text = seen.cut.kind === "text";
-  const have = text ? points(seen.text + more.join("")) : seen.entries.length + more.flat().length;
-  const load = async () => {
-    try {
-      const part = await get("value", { ...source, path: JSON.stringify(seen.cut.path), first: have });
-      if (part.length !== seen.cut.length) throw new Error("It has changed since it was read: load the page again.");
-      setError(null);
-      setMore([...more, text ? part.value : shape(part.value).entries.map(([key, item]) => [Array.isArray(part.value) ? have + key : key, item])]);
-    } catch (failed) {
-      setError(failed);
-    }
-  };
-  const left = seen.cut.length - have;
-  const unit = text ? "character" : seen.cut.kind === "list" ? "item" : "key";
-  const words = source ? `load ${plural(left, `more ${unit}`)}` : `${plural(left, `more ${unit}`)} left out`;
-  const rest = left > 0 && (
-    <button type="button" class="fold" onClick={load} disabled={!source}>{error ? error.message : words}</button>
-  );
-  const whole = text
-    ? { ...seen, text: seen.text + more.join("") }
-    : { ...seen, entries: seen.entries.concat(...more), size: seen.cut.length };
-  return { seen: whole, rest };
+// A text of the record: as it is, or {text: its beginning, more: the id of the whole}, which is asked for when it is unfolded.
+export function Text({ record, of }) {
+  if (of == null) return null;
+  if (typeof of !== "object") return <LongText text={String(of)} />;
+  return <LongText text={of.text} length={null} whole={() => <Whole record={record} of={of} />} />;
 }
 
-function Scalar({ seen, depth }) {
+function Whole({ record, of }) {
+  return useValues(record, [of.more]).get(of.more) ?? of.text;
+}
+
+export function Scalar({ of }) {
+  if (of === "") return <span class="soft">empty text</span>;
+  if (typeof of === "string") return <LongText text={of} />;
+  if (of === null || of === undefined) return <span class="v soft">{of === null ? "None" : "–"}</span>;
+  return <span class="v">{isRaw(of) ? of.rawJSON : of === true ? "True" : of === false ? "False" : String(of)}</span>;
+}
+
+const isScalar = (value) => value === null || typeof value !== "object" || isRaw(value);
+
+// A value in one line, cut after some characters.
+export function gist(value, most = INLINE) {
+  const text = typeof value === "string" ? value : isScalar(value) ? (value === null ? "None" : isRaw(value) ? value.rawJSON : String(value)) : lineOf(value, most);
+  const line = text.slice(0, most * 2).replace(/\s+/g, " ").trim();
+  return line.length > most ? `${line.slice(0, most - 1)}…` : line;
+}
+
+function lineOf(value, most) {
+  const list = Array.isArray(value);
+  const parts = [];
+  let size = 2;
+  for (const [key, item] of list ? value.entries() : Object.entries(value)) {
+    const text = `${list ? "" : `${key}: `}${isScalar(item) ? gist(item, most) : Array.isArray(item) ? `[${item.length}]` : "{…}"}`;
+    parts.push(text);
+    size += text.length + 2;
+    if (size > most) break;
+  }
+  return list ? `[${parts.join(", ")}]` : `{${parts.join(", ")}}`;
+}
+
+// Numbers and short texts in one line: most lists are.
+function isShort(value) {
+  const items = Array.isArray(value) ? value : Object.values(value);
+  return items.length <= 8 && items.every((item) => isScalar(item) && !String(item).includes("\n")) && lineOf(value, INLINE).length <= INLINE / 2;
+}
+
+function Parts({ of, depth }) {
+  const list = Array.isArray(of);
+  const entries = list ? of : Object.entries(of);
+  const [shown, first, pages] = usePages(entries, PAGE, list ? "item" : "key");
   return (
-    <span class={`v v-${seen.type}`}>
-      {seen.label && <span class="tag">{seen.label} </span>}
-      {seen.type === "text" && seen.text === "" ? <span class="tag">empty text</span> : <Folded seen={seen} limit={depth ? 200 : TEXT_LIMIT} />}
-    </span>
-  );
-}
-
-// One line that says what a folded value holds.
-export function gist(value, limit = 72) {
-  const seen = shape(value);
-  if (seen.kind === "scalar") return first(seen.text.replace(/\s+/g, " "), limit);
-  const size = seen.cut?.length ?? seen.entries.length;
-  if (!size) return `${seen.open}${seen.close}`;
-  const parts = seen.entries.slice(0, 6).map(([key, item]) => {
-    const inner = shape(item);
-    const text = inner.kind === "scalar" ? first(inner.text.replace(/\s+/g, " "), 24) : `${inner.open}…${inner.close}`;
-    return seen.kind === "map" ? `${key}: ${text}` : text;
-  });
-  return first(`${seen.open}${parts.join(", ")}${size > 6 ? ", …" : ""}${seen.close}`, limit);
-}
-
-export function Value({ value, depth = 0, open: start }) {
-  const given = shape(value);
-  const { seen, rest } = useRest(given);
-  const size = seen.size ?? seen.entries.length;
-  const [open, setOpen] = useState(start ?? (depth < 1 ? size <= 12 : depth < 2 && size <= 3));
-  const [shown, more] = useFew(seen.entries, ITEMS);
-  if (seen.kind === "scalar") return <Scalar seen={given} depth={depth} />;
-  if (!size) return <span class="v"><span class="tag">{seen.label || "dict"}</span> {seen.open}{seen.close}</span>;
-  const unit = seen.kind === "list" ? "item" : "key";
-  return (
-    <span class="tree">
-      <button type="button" class="twist" aria-expanded={open} onClick={() => setOpen(!open)}>
-        <span class="tag">{seen.label || "dict"} · {plural(size, unit)}</span>
-        {!open && <span class="gist">{gist(value)}</span>}
-      </button>
-      {open && (
-        <ul class="entries">
-          {shown.map(([key, item]) => (
+    <>
+      <ul class={list ? "items" : "keys"}>
+        {shown.map((entry, at) => {
+          const [key, item] = list ? [first + at + 1, entry] : entry;
+          return (
             <li key={key}>
-              <span class="key">{seen.kind === "list" ? `[${key}]` : key}</span>
-              <Value value={item} depth={depth + 1} />
+              <span class="key">{key}</span>
+              <div><Node of={item} depth={depth + 1} /></div>
             </li>
-          ))}
-          {(more || rest) && <li>{more || rest}</li>}
-        </ul>
-      )}
-    </span>
+          );
+        })}
+      </ul>
+      {pages}
+    </>
   );
 }
 
-const WORDS = { "+": "added", "-": "removed", "~": "changed" };
-const ROWS = 60;
+function Node({ of, depth }) {
+  const scalar = isScalar(of);
+  const size = scalar ? 0 : Array.isArray(of) ? of.length : Object.keys(of).length;
+  const [open, setOpen] = useState(depth < 2 || (depth < 4 && size <= 6));
+  if (scalar) return <Scalar of={of} />;
+  if (!size) return <span class="v soft">{Array.isArray(of) ? "[]" : "{}"}</span>;
+  if (depth && isShort(of)) return <span class="v">{lineOf(of, Infinity)}</span>;
+  if (!depth) return <Parts of={of} depth={depth} />;
+  return (
+    <>
+      <button type="button" class="twist" aria-expanded={open} onClick={() => setOpen(!open)}>
+        {plural(size, Array.isArray(of) ? "item" : "key")} <span class="soft">{!open && gist(of)}</span>
+      </button>
+      {open && <Parts of={of} depth={depth} />}
+    </>
+  );
+}
 
-// Two texts: what both begin and end with is cut to a few characters, so that the change is in sight.
-function TextChange({ before, after }) {
-  let head = 0;
-  while (head < before.length && head < after.length && before[head] === after[head]) head += 1;
-  let tail = 0;
-  const room = Math.min(before.length, after.length) - head;
-  while (tail < room && before.at(-1 - tail) === after.at(-1 - tail)) tail += 1;
-  const start = Math.max(0, head - 40);
-  const cut = (text) => {
-    const end = Math.min(text.length, text.length - tail + 40);
-    return `${start ? "…" : ""}${text.slice(start, end)}${end < text.length ? "…" : ""}`;
+const asText = (value) => (typeof value === "string" ? value : JSON.stringify(value, null, 2));
+
+export function Copy({ of }) {
+  const [done, setDone] = useState(false);
+  if (!navigator.clipboard) return null;
+  const copy = async () => {
+    await navigator.clipboard.writeText(asText(of));
+    setDone(true);
+    setTimeout(() => setDone(false), 1500);
   };
+  return <button type="button" class="copy" aria-label={done ? "Copied" : "Copy"} title="Copy" onClick={copy}>{done ? "✓" : "⧉"}</button>;
+}
+
+// Any JSON value. `plain` has no button to copy it.
+export function Value({ of, plain }) {
+  if (of === undefined) return <span class="soft" aria-busy="true">…</span>;
+  const copies = !plain && (!isScalar(of) || (typeof of === "string" && of.length > 60));
   return (
-    <>
-      <del>{before ? <Text text={cut(before)} /> : <span class="tag">empty text</span>}</del>
-      <ins>{after ? <Text text={cut(after)} /> : <span class="tag">empty text</span>}</ins>
-    </>
+    <div class={`value${copies ? " copies" : ""}`}>
+      {copies && <Copy of={of} />}
+      <Node of={of} depth={0} />
+    </div>
   );
 }
 
-// What was sent of both is equal; the difference is in what was cut.
-const Beyond = () => <p class="quiet">It changed beyond what is shown: load the rest in the states below.</p>;
-
-function Changed({ row }) {
-  const [a, b] = [shape(row.before), shape(row.value)];
-  if (typeof row.before === "string" && typeof row.value === "string" && a.type === "text" && b.type === "text") return <TextChange before={row.before} after={row.value} />;
-  return (
-    <>
-      <del><Value value={row.before} open={false} /></del>
-      <ins><Value value={row.value} open={false} /></ins>
-    </>
-  );
-}
-
-function DiffRow({ row }) {
-  if (row.mark === "…") return <li class="d-same"><span class="mark">…</span>{plural(row.count, "equal item")}</li>;
-  return (
-    <li class={`d d-${WORDS[row.mark]}`}>
-      <span class="mark" title={WORDS[row.mark]}>{row.mark}<span class="hidden"> {WORDS[row.mark]} </span></span>
-      {row.path.length > 0 && <span class="key">{pathText(row.path)}</span>}
-      <span class="change">{row.mark === "~" ? <Changed row={row} /> : <Value value={row.value} open={false} />}</span>
-    </li>
-  );
-}
-
-// The difference of one field.
-export function Difference({ before, after }) {
-  const rows = difference(before, after);
-  const [shown, more] = useFew(rows, ROWS);
-  if (!rows.length) return <Beyond />;
-  return (
-    <ul class="diff">
-      {shown.map((row, i) => <DiffRow key={i} row={row} />)}
-      {more && <li>{more}</li>}
-    </ul>
-  );
+// A value of the record by its id; null for none.
+export function ValueOf({ record, vid, plain }) {
+  const values = useValues(record, vid == null ? [] : [vid]);
+  return vid == null ? <span class="soft">–</span> : <Value of={values.get(vid)} plain={plain} />;
 }

@@ -1,0 +1,208 @@
+"""The JSON form of a `Record`: whole, or its run, some of its steps and some of its values apart."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Sequence
+from datetime import UTC, datetime
+from hashlib import blake2b
+from itertools import islice
+from typing import TYPE_CHECKING, Any
+
+from dspyer.events import LMCall, MergedConflict, Posted
+from dspyer.failure import Failure
+from dspyer.patch import DELETE, encode_update
+from dspyer.record.making import RecordStep, StepQuestion
+from dspyer.record.turns import ToolCall, tool_calls
+from dspyer.values import json as encoding
+from dspyer.values.freezing import freeze
+
+if TYPE_CHECKING:
+    from dspyer.record.record import Record
+
+FORMAT = 1
+
+LONGEST = 1_000
+"""Characters of a text up to which it is in the JSON form as it is."""
+
+BATCH = 1_000
+"""Steps that are written at once when a value is looked for."""
+
+STEP = ("id", "parent", "kind", "node", "visit", "status", "started", "seconds", "waited")
+CALL = ("seconds", "predictor", "model", "cost", "attempt", "cached")
+POST = ("field", "seq", "size", "operation")
+"""What the JSON form has of a step, an LM call and a post as it is."""
+
+
+def plain(encoded: Any) -> Any:
+    """A JSON form of a value (`values.json.encode`) without the names of types: what a reader shows."""
+    if type(encoded) is list:
+        return [plain(item) for item in encoded]
+    if type(encoded) is not dict:
+        return encoded
+    if encoding.TAG not in encoded:
+        return {key: plain(item) for key, item in encoded.items()}
+    value: Any = encoded.get("value")
+    if encoded[encoding.TAG] in ("dict", "patch"):
+        pairs = [(plain(key), plain(item)) for key, item in value]
+        return dict(pairs) if all(type(key) is str for key, _ in pairs) else [list(pair) for pair in pairs]
+    return plain(value)
+
+
+class RecordWriter:
+    """Writes records of one run as JSON values. Of what it has written it keeps the values, each once, by their ids."""
+
+    def __init__(self) -> None:
+        self._values: dict[str, Any] = {}
+        self._known: dict[int, tuple[Any, str]] = {}  # by identity, with the value: its id is not used again meanwhile
+        self._searched: Record | None = None  # with the steps among which no value was looked for yet
+        self._left: Iterator[RecordStep] = iter(())
+
+    def whole(self, record: Record) -> dict[str, Any]:
+        """A record with all values."""
+        return {
+            "format": FORMAT,
+            "run": self.run(record),
+            "graphs": {path: graph.to_dict() for path, graph in record.graph.within()},
+            "steps": self.steps(record, record.steps),
+            "values": self._values,
+        }
+
+    def value(self, record: Record, id: str) -> Any:  # noqa: A002 - the name of the key
+        """A value by its id; raises `LookupError` if the record has none."""
+        if id not in self._values and self._searched is not record:
+            self._searched, self._left = record, iter(record.steps)
+            self.run(record)
+        while id not in self._values:
+            if not (some := list(islice(self._left, BATCH))):
+                raise LookupError(f"the run {record.id!r} has no value {id!r}: ask for its steps again")
+            self.steps(record, some)
+        return self._values[id]
+
+    def run(self, record: Record) -> dict[str, Any]:
+        """The run as a whole."""
+        usage = record.usage.values()
+        tokens = [sum([used.get(name, 0) for used in usage]) for name in ("prompt_tokens", "completion_tokens")]
+        asked = [step.asked for step in record.steps if step.asked is not None]
+        origin, hidden, is_open = record.origin, record.hidden, record.status != "completed"
+        return {
+            "id": record.id,
+            "thread": record.thread,
+            "graph": record.graph.name,
+            "status": record.status,
+            "started": _time(record.started),
+            "ended": None if record.ended is None else _time(record.ended),
+            "tokens": tokens,
+            "cost": record.cost,
+            "requests": sum([used.get("requests", 0) for used in usage]),
+            "models": list(record.usage),
+            "questions": [one.question.id for one in asked if is_open and one.answer is None],
+            "failure": self._failure(record.failures[0]) if record.failures else None,
+            "origin": None if origin is None else {**origin._asdict(), "wrote": list(origin.wrote)},
+            "hidden": list(hidden) if isinstance(hidden, tuple) else hidden,
+            "lm_calls": record.lm_calls,
+        }
+
+    def steps(self, record: Record, steps: Sequence[RecordStep]) -> list[dict[str, Any]]:
+        """Some steps of a record, without their values."""
+        inside = {step.parent for step in steps}  # a call is in a step beside that of its result
+        calls = tool_calls([step for step in record.steps if step.parent in inside])
+        messages: dict[str, list[dict[str, Any]]] = {}
+        for one in record.messages(steps):
+            sent = {"number": one["number"], "text": self._text(one["text"]), "by": one["by"], "at": one["at"]}
+            messages.setdefault(one["step"], []).append(sent)
+        return [self._step(step, calls.get(step.id), messages.get(step.id, [])) for step in steps]
+
+    def _step(self, step: RecordStep, call: ToolCall | None, messages: list[dict[str, Any]]) -> dict[str, Any]:
+        return {
+            **{name: getattr(step, name) for name in STEP},
+            "branch": list(step.branch),
+            "after": list(step.after),
+            "to": list(step.to),
+            "reason": None if step.reason is None else self._text(step.reason),
+            "wrote": {name: {"value": self._value(one.value), "by": one.by} for name, one in step.wrote.items()},
+            "call": None if call is None else self._called(call),
+            "lm": list(map(self._call, step.lm)),
+            "failed": list(map(self._failure, step.failed)),
+            "failure": None if step.failure is None else self._failure(step.failure),
+            "asked": None if step.asked is None else self._asked(step.asked),
+            "conflicts": list(map(self._conflict, step.conflicts)),
+            "posts": list(map(self._post, step.posts)),
+            "messages": messages,
+        }
+
+    def _called(self, call: ToolCall) -> dict[str, Any]:
+        return {"id": call.id, "args": call.args, "result": self._value(freeze(call.value)), "error": call.error}
+
+    def _value(self, value: Any) -> str | None:
+        """The id of a frozen value; None for no value."""
+        # Steps share what they did not change: by identity, a large state is encoded once and not at each step.
+        if value is DELETE:
+            return None
+        known = self._known.get(id(value))
+        if known is None:
+            known = self._known[id(value)] = value, self._add(plain(encoding.encode(value)))
+        return known[1]
+
+    def _add(self, plain_value: Any) -> str:
+        # Sorted: values that are equal have one id, whatever order their keys came in.
+        text = json.dumps(plain_value, ensure_ascii=False, sort_keys=True)
+        name = blake2b(text.encode("utf-8", "surrogatepass"), digest_size=8).hexdigest()
+        self._values.setdefault(name, plain_value)
+        return name
+
+    def _text(self, text: str) -> Any:
+        """A text; of a long one its beginning, and the id of the whole."""
+        return text if len(text) <= LONGEST else {"text": text[:LONGEST], "more": self._add(text)}
+
+    def _failure(self, failure: Failure) -> dict[str, Any]:
+        found = failure.to_dict()
+        return {**found, **{name: self._text(found[name]) for name in ("message", "traceback") if name in found}}
+
+    def _call(self, call: LMCall) -> dict[str, Any]:
+        messages = call.messages if isinstance(call.messages, Sequence) else ()
+        return {
+            **{name: getattr(call, name) for name in CALL},
+            "at": call.started,
+            "tokens": [call.prompt_tokens, call.response_tokens],
+            "failed": None if call.failed is None else self._text(call.failed),
+            "finish": call.finish_reason,
+            "messages": list(map(self._add, messages)),
+            "response": None if call.response is None else self._add(call.response),
+        }
+
+    def _asked(self, asked: StepQuestion) -> dict[str, Any]:
+        answer = asked.answer
+        given = None
+        if answer is not None:
+            given = {
+                "value": self._value(answer.value),
+                "by": answer.by,
+                "comment": answer.comment and self._text(answer.comment),
+                "at": answer.at,
+            }
+        question = asked.question
+        call = None if question.call is None else question.call.to_dict()
+        told = {"id": question.id, "text": self._text(question.text), "at": asked.at, "call": call}
+        return {**told, "expires": question.expires, "answer": given}
+
+    def _conflict(self, conflict: MergedConflict) -> dict[str, Any]:
+        def value(given: Any) -> str | None:
+            return None if given is DELETE else self._add(plain(encode_update(given)))
+
+        return {
+            "path": [str(key) for key in conflict.path],
+            "base": value(conflict.base),
+            "values": [[author, value(side)] for author, side in conflict.values],
+            "policy": conflict.policy,
+            "value": value(conflict.value),
+            "winner": conflict.winner,
+        }
+
+    def _post(self, post: Posted) -> dict[str, Any]:
+        value = self._add(plain(post.to_dict()["value"]))
+        return {**{name: getattr(post, name) for name in POST}, "at": post.time, "value": value}
+
+
+def _time(seconds: float) -> str:
+    return datetime.fromtimestamp(seconds, UTC).isoformat()

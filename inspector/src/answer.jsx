@@ -1,0 +1,342 @@
+// The answer to an open question: an editor by the type of the answer, with who gives it and why. What was typed is a draft.
+
+import { useState } from "preact/hooks";
+import { HOW_TO_ACT, canAct, useAction } from "./acts.jsx";
+import { post } from "./api.js";
+import { useDraft } from "./drafts.js";
+import { announce, useAnswer } from "./hooks.js";
+import { isRaw, parseValue, typedNumber } from "./numbers.js";
+import { Problem } from "./parts.jsx";
+
+const DEEPEST = 4; // objects and lists inside of each other that have fields of their own: a model may contain itself
+const CHOSEN = new Set(["boolean", "enum"]);
+const HINTS = { any: "text or JSON", json: "JSON", integer: "whole number", number: "number", string: "text" };
+
+// What an optional type is besides None; null for any other schema.
+function withoutNone(schema) {
+  const parts = Array.isArray(schema?.anyOf) ? schema.anyOf : [];
+  const others = parts.filter((part) => part.type !== "null");
+  if (others.length === parts.length || !others.length) return null;
+  const { anyOf: _anyOf, default: _default, ...said } = schema;
+  return others.length === 1 ? { ...said, ...others[0] } : { ...said, anyOf: others };
+}
+
+const isEmpty = (schema) => !schema || !Object.keys(schema).some((key) => key !== "title" && key !== "description" && key !== "default");
+
+function kindOf(schema, depth = 0) {
+  if (isEmpty(schema)) return "any";
+  if (withoutNone(schema)) return "optional";
+  if (Array.isArray(schema.enum) || "const" in schema) return "enum";
+  if (["boolean", "string", "integer", "number"].includes(schema.type)) return schema.type;
+  if (depth >= DEEPEST) return "json";
+  if (schema.type === "object" && schema.properties && Object.keys(schema.properties).length) return "object";
+  return schema.type === "array" && schema.items && !schema.prefixItems ? "list" : "json";
+}
+
+function resolve(schema, root) {
+  const found = /^#\/\$defs\/(.+)$/.exec(schema?.$ref ?? "");
+  return found ? resolve({ ...root.$defs?.[found[1]], ...schema, $ref: undefined }, root) : schema;
+}
+
+const below = (path, name) => (path ? `${path}.${name}` : String(name));
+
+// The value of what was typed; what is wrong with it is put into `problems` by its path.
+function readInput(given, input, root, problems, path = "", depth = 0) {
+  const schema = resolve(given, root);
+  const kind = kindOf(schema, depth);
+  const wrong = (words) => void (problems[path] = words);
+  if (kind === "optional") {
+    if (input === null) return null;
+    if (input === undefined) return wrong("an answer is needed, or None");
+    return readInput(withoutNone(schema), input, root, problems, path, depth);
+  }
+  if (kind === "object") {
+    const value = {};
+    for (const [name, part] of Object.entries(schema.properties)) {
+      const one = input?.[name];
+      if ((one === undefined || one === "") && !(schema.required ?? []).includes(name)) continue;
+      value[name] = readInput(part, one, root, problems, below(path, name), depth + 1);
+    }
+    return value;
+  }
+  if (kind === "list") return (input ?? []).map((one, i) => readInput(schema.items, one, root, problems, below(path, i), depth + 1));
+  if (input === undefined || input === "") return kind === "string" ? "" : wrong("an answer is needed");
+  if (CHOSEN.has(kind) || kind === "string") return input;
+  if (kind === "integer" || kind === "number") {
+    const value = typedNumber(input);
+    return isRaw(value) || Number.isFinite(value) ? value : wrong("this is no number");
+  }
+  try {
+    return parseValue(input);
+  } catch (error) {
+    return kind === "any" ? input : wrong(`no JSON: ${error.message}`);
+  }
+}
+
+// What stands in the inputs for a value, as the arguments of a call that may be changed.
+function asTyped(given, value, root, depth = 0) {
+  const schema = resolve(given, root);
+  const kind = kindOf(schema, depth);
+  if (kind === "optional") return value === null ? null : asTyped(withoutNone(schema), value, root, depth);
+  if (kind === "object") {
+    return Object.fromEntries(Object.entries(value ?? {}).map(([name, one]) => [name, asTyped(schema.properties[name], one, root, depth + 1)]));
+  }
+  if (kind === "list") return Array.isArray(value) ? value.map((one) => asTyped(schema.items, one, root, depth + 1)) : [];
+  if (value === undefined || CHOSEN.has(kind)) return value;
+  return typeof value === "string" && kind !== "json" ? value : JSON.stringify(value, null, 2);
+}
+
+const choice = (value) => (isRaw(value) ? value.rawJSON : value === null ? "None" : String(value));
+const same = (a, b) => JSON.stringify(a) === JSON.stringify(b);
+
+const Wrong = ({ id, words }) => words && <p id={`${id}-wrong`} class="bad wrong" role="alert">{words}</p>;
+
+function Choices({ id, label, options, value, onValue, words }) {
+  return (
+    <fieldset class="choices" aria-describedby={words ? `${id}-wrong` : undefined}>
+      <legend>{label}</legend>
+      <div>
+        {options.map(([text, option]) => (
+          <label key={text} class="choice">
+            <input type="radio" name={id} checked={value !== undefined && same(value, option)} onChange={() => onValue(option)} />
+            <span>{text}</span>
+          </label>
+        ))}
+      </div>
+      <Wrong id={id} words={words} />
+    </fieldset>
+  );
+}
+
+// A list: an input for each item.
+function Items({ schema, root, value, onValue, label, id, path, problems, depth }) {
+  const items = value ?? [];
+  const put = (at, one) => onValue(items.map((old, i) => (i === at ? one : old)));
+  return (
+    <fieldset class="inputs">
+      <legend>{label} <span class="soft">list</span></legend>
+      {items.map((one, i) => (
+        <div class="item" key={i}>
+          <Input
+            {...{ root, problems }}
+            id={`${id}-${i}`}
+            path={below(path, i)}
+            depth={depth + 1}
+            schema={schema.items}
+            label={`${label} ${i + 1}`}
+            value={one}
+            onValue={(typed) => put(i, typed)}
+          />
+          <button type="button" class="btn small" aria-label={`Remove ${label} ${i + 1}`} onClick={() => onValue(items.filter((_, at) => at !== i))}>✕</button>
+        </div>
+      ))}
+      <button type="button" class="btn small" onClick={() => onValue([...items, undefined].map((one) => one ?? ""))}>Add an item</button>
+      <Wrong id={id} words={problems[path]} />
+    </fieldset>
+  );
+}
+
+// An answer that may be None: one more choice, or a box beside the input.
+function Optional({ schema, ...shared }) {
+  const inner = resolve(withoutNone(schema), shared.root);
+  const { value, onValue, label } = shared;
+  if (CHOSEN.has(kindOf(inner))) return <Input {...shared} schema={inner} none />;
+  return (
+    <div class="optional">
+      {value !== null && <Input {...shared} schema={inner} />}
+      <label class="check">
+        <input type="checkbox" checked={value === null} onChange={(event) => onValue(event.target.checked ? null : undefined)} />
+        {value === null ? `${label}: None` : "None"}
+      </label>
+    </div>
+  );
+}
+
+export function Input({ schema: given, none, ...shared }) {
+  const { root, value, onValue, label, id, path = "", problems = {}, depth = 0 } = shared;
+  const schema = resolve(given, root);
+  const kind = kindOf(schema, depth);
+  if (kind === "optional") return <Optional {...shared} schema={schema} />;
+  if (kind === "list") return <Items {...{ root, value, onValue, label, id, path, problems, depth, schema }} />;
+  if (kind === "object") {
+    return (
+      <fieldset class="inputs">
+        <legend>{label}</legend>
+        {Object.entries(schema.properties).map(([name, part]) => (
+          <Input
+            {...{ root, problems }}
+            key={name}
+            id={`${id}-${name}`}
+            path={below(path, name)}
+            schema={part}
+            depth={depth + 1}
+            label={part.title ?? name}
+            value={value?.[name]}
+            onValue={(one) => onValue({ ...value, [name]: one })}
+          />
+        ))}
+        <Wrong id={id} words={problems[path]} />
+      </fieldset>
+    );
+  }
+  const words = problems[path];
+  if (CHOSEN.has(kind)) {
+    const options = kind === "boolean" ? [["Yes", true], ["No", false]] : (schema.enum ?? [schema.const]).map((one) => [choice(one), one]);
+    return <Choices {...{ id, label, value, onValue, words }} options={none ? [...options, ["None", null]] : options} />;
+  }
+  const shape = schema?.type === "array" ? "JSON, as [1, 2]" : schema?.type === "object" ? 'JSON, as {"a": 1}' : HINTS[kind];
+  const told = {
+    id,
+    value: value ?? "",
+    onInput: (event) => onValue(event.target.value),
+    "aria-invalid": Boolean(words),
+    "aria-describedby": words ? `${id}-wrong` : undefined,
+    placeholder: schema?.default == null ? undefined : String(schema.default),
+  };
+  const lines = String(value ?? "").length > 80 ? 6 : kind === "string" ? 2 : 4;
+  return (
+    <div class="line">
+      <label for={id}>{label} <span class="soft">{shape}</span></label>
+      {kind === "integer" || kind === "number" ? (
+        <input type="text" inputMode={kind === "integer" ? "numeric" : "decimal"} {...told} />
+      ) : (
+        <textarea rows={depth && kind === "string" && lines === 2 ? 1 : lines} spellcheck={kind === "string"} {...told} />
+      )}
+      {schema?.description && <span class="soft">{schema.description}</span>}
+      <Wrong id={id} words={words} />
+    </div>
+  );
+}
+
+// --- the approval of a call
+
+const argsSchema = (call) => (call.schema?.properties ? call.schema : { type: "object", properties: call.schema ?? {} });
+
+function readApproval(call, draft, problems) {
+  if (draft.ok === undefined) return void (problems[""] = "approve the call or refuse it");
+  if (!draft.ok) return draft.reason ? { ok: false, reason: draft.reason } : false;
+  if (draft.args === undefined) return true;
+  const schema = argsSchema(call);
+  return { ok: true, args: readInput(schema, draft.args, schema, problems, "args") };
+}
+
+function Approve({ call, draft, onDraft, problems }) {
+  const schema = argsSchema(call);
+  const change = (event) => onDraft({ ...draft, args: event.target.checked ? asTyped(schema, call.args, schema) : undefined });
+  return (
+    <>
+      <Choices
+        id="answer-ok"
+        label={`Call ${call.name}?`}
+        options={[["Approve", true], ["Refuse", false]]}
+        value={draft.ok}
+        words={problems[""]}
+        onValue={(ok) => onDraft({ ...draft, ok })}
+      />
+      {draft.ok === false && (
+        <div class="line">
+          <label for="answer-reason">Reason <span class="soft">the model is shown it</span></label>
+          <textarea id="answer-reason" rows={2} value={draft.reason ?? ""} onInput={(event) => onDraft({ ...draft, reason: event.target.value })} />
+        </div>
+      )}
+      {draft.ok && Object.keys(schema.properties).length > 0 && (
+        <>
+          <label class="check"><input type="checkbox" checked={draft.args !== undefined} onChange={change} />Call it with other arguments</label>
+          {draft.args !== undefined && (
+            <Input
+              schema={schema}
+              root={schema}
+              id="answer-args"
+              path="args"
+              label="Arguments"
+              value={draft.args}
+              problems={problems}
+              onValue={(args) => onDraft({ ...draft, args })}
+            />
+          )}
+        </>
+      )}
+    </>
+  );
+}
+
+// --- the form
+
+export const draftKey = (id) => `answer/${id}`;
+
+// What a draft says, for a reader whose question was answered meanwhile.
+export const draftText = ({ value, ok, reason, comment, args }) =>
+  [ok === undefined ? value : ok ? "approve" : "refuse", reason, args, comment]
+    .filter((part) => part !== undefined && part !== "")
+    .map((part) => (typeof part === "string" ? part : JSON.stringify(part, null, 2)))
+    .join("\n");
+
+// A question of a record has no schema of its answer: what waits has it.
+function useSchema(question) {
+  const whole = question.key !== undefined;
+  const { data, error } = useAnswer(whole ? null : "questions", {});
+  const found = whole ? question : data?.items.find((one) => one.question.id === question.id)?.question;
+  return { found, error, gone: !whole && data && !found };
+}
+
+export const ReadOnly = ({ graph }) => (
+  <p class="soft readonly">
+    This page only reads{graph ? ` runs of ${graph}` : ""}. To answer here, start it with the program: <code>{HOW_TO_ACT}</code>
+  </p>
+);
+
+// `question` is one of a record (`step.asked`, with `record`) or of `questions` (`waiting`).
+export function AnswerForm({ record, waiting, question: asked, about, onDone }) {
+  const given = asked ?? waiting.question;
+  const thread = waiting?.thread ?? record.run.thread;
+  const { found: question, error: lost, gone } = useSchema(given);
+  const [draft, setDraft, clear] = useDraft(draftKey(given.id), {});
+  const [by, setBy] = useDraft("by", "");
+  const [problems, setProblems] = useState({});
+  const { busy, error, act } = useAction(async () => {
+    const wrong = {};
+    const root = question.answer ?? {};
+    const permits = question.answer === null; // it takes no answer: every resume goes on
+    const value = question.call ? readApproval(question.call, draft, wrong) : permits ? null : readInput(root, draft.value, root, wrong);
+    setProblems(wrong);
+    if (Object.keys(wrong).length) return;
+    const notes = { ...(by && { by }), ...(draft.comment && { comment: draft.comment }) };
+    await (permits ? post("resume", { thread }) : post("answer", { thread, answers: { [question.id]: value }, ...notes }));
+    clear();
+    announce("The answer was given; the run goes on");
+    onDone?.();
+  });
+  if (lost) return <Problem error={lost} />;
+  if (gone) return <p class="soft">This question waits no longer.</p>;
+  if (!question) return <p class="soft" aria-busy="true">…</p>;
+  if (waiting ? !waiting.program || !about?.acts : !canAct(about, record.run.graph)) return <ReadOnly graph={record?.run.graph} />;
+  const refused = error?.fields?.[question.id] ?? error?.message;
+  const shown = refused && !Object.keys(problems).length ? { ...problems, "": refused } : problems;
+  const schema = question.answer;
+  const put = (changes) => setDraft({ ...draft, ...changes });
+  return (
+    <form class="answer" onSubmit={act} noValidate>
+      {question.call && <Approve call={question.call} draft={draft} onDraft={put} problems={shown} />}
+      {!question.call && schema && (
+        <Input id="answer" schema={schema} root={schema} label="Answer" value={draft.value} problems={shown} onValue={(value) => put({ value })} />
+      )}
+      {schema !== null && (
+        <div class="notes">
+          <div class="line">
+            <label for="answer-by">Given by</label>
+            <input id="answer-by" maxLength={500} value={by} autocomplete="off" onInput={(event) => setBy(event.target.value)} />
+          </div>
+          <div class="line">
+            <label for="answer-comment">Comment <span class="soft">no model sees it</span></label>
+            <input id="answer-comment" maxLength={500} value={draft.comment ?? ""} autocomplete="off" onInput={(event) => put({ comment: event.target.value })} />
+          </div>
+        </div>
+      )}
+      {schema === null && <Wrong id="answer" words={refused} />}
+      <footer>
+        <button type="submit" class="btn main" disabled={busy}>{busy ? "…" : schema === null ? "Go on" : "Answer and resume"}</button>
+        <span class="soft">The run goes on with it, and calls what comes next.</span>
+      </footer>
+    </form>
+  );
+}

@@ -1,0 +1,1 @@
+export const Conversation = () => <p class="soft">Conversation</p>;

@@ -1,0 +1,1 @@
+export const Prompt = () => <p class="soft">Prompt</p>;

@@ -1,0 +1,204 @@
+// Everything that waits for an answer, oldest first; each is answered in place.
+
+import { useEffect, useRef, useState } from "preact/hooks";
+import { AnswerForm, draftKey, draftText } from "./answer.jsx";
+import { hasDraft, useDraft } from "./drafts.js";
+import { beginning, firstLine, moment, plural } from "./format.js";
+import { announce, useKeys, useMedia, useNow, useTitle } from "./hooks.js";
+import { Boundary, Kind, Problem, Tag, Time } from "./parts.jsx";
+import { useRecord } from "./record.js";
+import { useRenewed } from "./renewed.js";
+import { go, href } from "./route.js";
+import { Text, Value, ValueOf } from "./value.jsx";
+
+const address = ({ thread, run_id: run, question }) => ({ thread, run, id: question.id });
+
+const kindOf = (question) => (question.call ? "tool" : "question");
+
+// What waits, and what has waited since the page was opened: an answer from elsewhere moves nothing under a reader's hand.
+function useWaiting() {
+  const { data, error, busy, renew } = useRenewed("questions", {});
+  const [known, setKnown] = useState([]);
+  useEffect(() => {
+    if (!data) return;
+    const open = new Map(data.items.map((item) => [item.question.id, item]));
+    setKnown((old) => [
+      ...old.map((item) => open.get(item.question.id) ?? (item.gone ? item : { ...item, gone: true })),
+      ...data.items.filter((item) => !old.some((one) => one.question.id === item.question.id)),
+    ]);
+  }, [data]);
+  return { items: known, error, busy, renew };
+}
+
+// "in 3 h", of a time to come in seconds since the epoch.
+function Expires({ at }) {
+  const now = useNow(at != null);
+  if (at == null) return null;
+  const left = at - now;
+  const size = [[86_400, "d"], [3_600, "h"], [60, "min"], [1, "s"]].find(([one]) => Math.abs(left) >= one) ?? [1, "s"];
+  const words = `${Math.floor(Math.abs(left) / size[0])} ${size[1]}`;
+  return <Tag tone={left < 600 ? "bad" : "wait"} title={moment(at)?.toLocaleString()}>{left < 0 ? `expired ${words} ago` : `expires in ${words}`}</Tag>;
+}
+
+function Entry({ item, selected }) {
+  const { question, thread, since, gone } = item;
+  return (
+    <li>
+      <a class={`ask${gone ? " gone" : ""}`} href={href("questions", address(item))} aria-current={selected ? "true" : undefined} data-id={question.id}>
+        <Kind kind={kindOf(question)} />
+        <span class="asktext">
+          <span class="askhead">
+            <b class="one">{thread}</b>
+            <span class="soft one">{question.node}</span>
+            <span class="room" />
+            <span class="faint"><Time time={since} /></span>
+          </span>
+          <span class="asked">
+            <span class="one">{firstLine(question.text) || "goes on with permission"}</span>
+            {gone ? <Tag tone="ok">answered</Tag> : hasDraft(draftKey(question.id)) ? <Tag>draft</Tag> : null}
+          </span>
+        </span>
+      </a>
+    </li>
+  );
+}
+
+function Call({ call }) {
+  const args = Object.entries(call.args ?? {});
+  return (
+    <section class="card call" aria-label="The call">
+      <header><Kind kind="tool" /><code>{call.name}</code><span class="soft">{plural(args.length, "argument")}</span></header>
+      <dl>
+        {args.map(([name, value]) => (
+          <div class="field" key={name}>
+            <dt>{name}</dt>
+            <dd><Value of={value} /></dd>
+          </div>
+        ))}
+      </dl>
+    </section>
+  );
+}
+
+// Who answered a question, and what; and what was typed here for it, if anything.
+function Answered({ thread, run, id, mine }) {
+  const { record, error } = useRecord({ thread, run });
+  const [draft, , clear] = useDraft(draftKey(id), null);
+  const step = record?.steps.find((one) => one.asked?.id === id);
+  const answer = step?.asked.answer;
+  if (error && !record) return <Problem error={error} />;
+  return (
+    <>
+      <div class="note ok" role="status">
+        {!record && "It waits no longer."}
+        {record && !answer && <>It waits no longer: the run is {record.run.status}.</>}
+        {answer && (
+          <>
+            <p>
+              <b>{mine ? "You have answered" : "Answered elsewhere"}</b>
+              {answer.by && <> by <b>{answer.by}</b></>} <span class="soft"><Time time={answer.at} /></span>
+            </p>
+            <div class="given"><ValueOf record={record} vid={answer.value} /></div>
+            {answer.comment && <p>“<Text record={record} of={answer.comment} />”</p>}
+          </>
+        )}
+        {step && <p><a href={href("run", { thread, run, step: step.id })}>Open the run</a></p>}
+      </div>
+      {draft && !mine && (
+        <section class="card draft" aria-label="Your draft">
+          <header><b>Your draft</b><span class="soft">it was not sent</span><span class="room" />
+            <button type="button" class="btn small" onClick={() => navigator.clipboard?.writeText(draftText(draft))}>Copy</button>
+            <button type="button" class="btn small" onClick={clear}>Throw away</button>
+          </header>
+          <pre class="whole">{draftText(draft)}</pre>
+        </section>
+      )}
+    </>
+  );
+}
+
+function Asked({ item, about, onDone, mine, narrow }) {
+  const { question, thread, run_id: run, since, gone } = item;
+  const label = `${question.node} asks`;
+  return (
+    <article class="asking" aria-label={label}>
+      <header class="askinghead">
+        {narrow && <a class="btn small" href={href("questions")}>‹ All</a>}
+        <Kind kind={kindOf(question)} large />
+        <h2 tabIndex={-1}>{label}</h2>
+        <Expires at={gone ? null : question.expires} />
+      </header>
+      <p class="soft about">
+        <a href={href("run", { thread, run, step: question.id.replace(/\/[^/]*$/, "") })}>{thread}</a>
+        <span>waits since <Time time={since} /></span>
+        <code>{question.key}</code>
+      </p>
+      {!question.call && beginning(question.text) && <div class="card quote"><Text record={{ run: { thread, id: run } }} of={question.text} /></div>}
+      {question.call && <Call call={question.call} />}
+      {gone ? <Answered {...{ thread, run, mine }} id={question.id} /> : <AnswerForm waiting={item} about={about} onDone={onDone} />}
+    </article>
+  );
+}
+
+export function QuestionsPage({ params, about }) {
+  useTitle("Questions");
+  const narrow = useMedia("(max-width: 860px)");
+  const list = useRef(null);
+  const { items, error, busy, renew } = useWaiting();
+  const [mine, setMine] = useState([]);
+  const at = items.findIndex((item) => item.question.id === params.id);
+  const open = items.filter((item) => !item.gone).length;
+  // An address of a question that was answered before the page was opened: only the record knows it.
+  const lost = params.id && at < 0 && !busy && params.thread;
+  const item = items[at] ?? (narrow || lost ? null : items[0]);
+  const move = (event, typing) => {
+    const to = { j: at + 1, ArrowDown: at + 1, k: at - 1, ArrowUp: at - 1, Home: 0, End: items.length - 1 }[event.key];
+    if (typing || !items.length) return false;
+    const next = items[Math.max(0, Math.min(items.length - 1, to))];
+    go("questions", address(next), { replace: true });
+    requestAnimationFrame(() => list.current?.querySelector("[aria-current]")?.focus());
+    return true;
+  };
+  useKeys({
+    j: move,
+    k: move,
+    ArrowDown: move,
+    ArrowUp: move,
+    Home: move,
+    End: move,
+    Escape: (event, typing) => (typing ? event.target.blur() : params.id ? go("questions") : false),
+  });
+  useEffect(() => {
+    if (!busy) announce(`${plural(open, "question")} waiting`);
+  }, [busy, open]);
+  const done = () => {
+    setMine([...mine, item.question.id]);
+    renew();
+  };
+  const listed = !narrow || (!item && !lost);
+  return (
+    <main id="main" class="inbox" tabIndex={-1} aria-busy={busy}>
+      {listed && (
+        <nav class="asks" aria-label="Questions">
+          <h1>{open ? plural(open, "question") : busy ? "Questions" : "Nothing waits"}</h1>
+          {error && <Problem error={error} />}
+          <ol ref={list}>{items.map((one) => <Entry key={one.question.id} item={one} selected={one === item} />)}</ol>
+        </nav>
+      )}
+      {(item || lost || !narrow) && (
+        <div class="reading">
+          <Boundary what="This question" of={params.id}>
+            {item && <Asked key={item.question.id} {...{ item, about, narrow }} mine={mine.includes(item.question.id)} onDone={done} />}
+            {lost && <article class="asking"><h2>A question that was answered</h2><Answered thread={params.thread} run={params.run} id={params.id} /></article>}
+            {!item && !lost && !busy && !error && (
+              <div class="nothing">
+                <h2>Nothing waits for an answer</h2>
+                <p>When a node of any run asks something, or a tool needs approval, it is shown here at once.</p>
+              </div>
+            )}
+          </Boundary>
+        </div>
+      )}
+    </main>
+  );
+}

@@ -1,0 +1,293 @@
+// The record of a run, as the page reads it: its steps in canonical order, and what follows from them. It is renewed
+// (a new object) when steps have changed; values are asked for by their ids, when something shows them.
+
+import { useEffect, useMemo, useReducer, useRef, useState } from "preact/hooks";
+import { embedded, follow, get } from "./api.js";
+
+const AT_ONCE = 50; // values of one request
+const KEPT = 64; // steps of which the state is kept
+const OPEN = new Set(["running", "interrupted", "failed", "stopped", "crashed"]); // such a run may go on
+
+const within = (path, name) => (path ? `${path}/${name}` : name);
+
+export class Record {
+  #states = new Map();
+  #known = null;
+
+  constructor(source, run, graphs, steps, { position = null, complete = true } = {}) {
+    Object.assign(this, { source, run, graphs, steps, position, complete });
+  }
+
+  // What follows from the list of steps, made when it is first asked for.
+  get #index() {
+    if (this.#known) return this.#known;
+    const [places, children, sums] = [new Map(), new Map([[null, []]]), new Map()];
+    this.steps.forEach((step, i) => {
+      places.set(step.id, i);
+      const around = step.parent !== null && places.has(step.parent) ? step.parent : null;
+      if (!children.has(around)) children.set(around, []);
+      children.get(around).push(step);
+    });
+    // From the last one on, so that what is inside of a step is summed up before it.
+    for (let i = this.steps.length - 1; i >= 0; i -= 1) {
+      const step = this.steps[i];
+      const sum = { calls: step.lm.length, tokens: [0, 0], cost: 0, from: step.started ?? Infinity, till: -Infinity, failed: step.failed.length };
+      if (step.started != null) sum.till = step.started + (step.seconds ?? 0);
+      if (step.asked?.at != null) sum.from = Math.min(sum.from, step.asked.at);
+      for (const call of step.lm) add(sum, call.tokens, call.cost);
+      for (const inner of children.get(step.id) ?? []) {
+        const one = sums.get(inner.id);
+        add(sum, one.tokens, one.calls ? one.cost : 0);
+        sum.calls += one.calls;
+        sum.from = Math.min(sum.from, one.from);
+        sum.till = Math.max(sum.till, one.till);
+      }
+      sums.set(step.id, sum);
+    }
+    this.#known = { places, children, sums };
+    return this.#known;
+  }
+
+  step(id) {
+    return this.steps[this.#index.places.get(id)];
+  }
+
+  place(id) {
+    return this.#index.places.get(id) ?? -1;
+  }
+
+  // The steps right inside of one, or of the run (null), in order.
+  inside(id) {
+    return this.#index.children.get(id) ?? [];
+  }
+
+  // Of a step and those inside of it: {calls, tokens, cost, from, till}; `cost` is null if a price is not known.
+  sums(id) {
+    return this.#index.sums.get(id);
+  }
+
+  around(id) {
+    const found = [];
+    for (let step = this.step(id); step?.parent != null; ) {
+      step = this.step(step.parent);
+      if (step) found.unshift(step);
+    }
+    return found;
+  }
+
+  // The path of the graph that a step is a step of: "" for that of the run.
+  path(id) {
+    const { parent } = this.step(id) ?? {};
+    return parent == null ? "" : this.inner(parent);
+  }
+
+  // The path of the graph inside of a step. An item runs the graph of its map.
+  inner(id) {
+    const step = this.step(id);
+    if (!step) return "";
+    if (step.kind === "item" || step.kind === "trial") return this.path(id);
+    const path = this.path(id);
+    if (within(path, step.node) in this.graphs) return within(path, step.node);
+    const key = /\/([^/:[\]]+)[^/]*$/.exec(id)?.[1]; // of a program that a node calls
+    return key && within(path, key) in this.graphs ? within(path, key) : within(path, step.node);
+  }
+
+  // The graph with the drawing, fields and checks of a path; null if it is not known.
+  graph(path = "") {
+    return this.graphs[path] ?? null;
+  }
+
+  // By field after a step, {value: VID, by: the id of the step that wrote it}: a walk along the first of `after`.
+  state(id) {
+    const passed = [];
+    let [at, known] = [this.step(id), undefined];
+    while (at && !(known = this.#states.get(at.id))) {
+      passed.push(at);
+      at = at.after.length ? this.step(at.after[0]) : undefined;
+    }
+    const found = new Map(known);
+    for (const step of passed.reverse()) {
+      for (const [name, { value, by }] of Object.entries(step.wrote)) {
+        if (value === null) found.delete(name);
+        else found.set(name, { value, by: by ?? step.id });
+      }
+    }
+    this.#states.set(id, found);
+    if (this.#states.size > KEPT) this.#states.delete(this.#states.keys().next().value);
+    return found;
+  }
+
+  // The state before a step: after those that it follows, or of which the graph around it began.
+  before(id) {
+    const step = this.step(id);
+    if (!step) return new Map();
+    return step.after.length ? this.state(step.after[0]) : new Map();
+  }
+
+  // A step and all inside of it: they come right after it.
+  all(id) {
+    const [start, found, inside] = [this.place(id), [], new Set([id])];
+    for (let i = start; i >= 0 && i < this.steps.length; i += 1) {
+      const step = this.steps[i];
+      if (i > start && !inside.has(step.parent)) break;
+      inside.add(step.id);
+      found.push(step);
+    }
+    return found;
+  }
+
+  // The LM calls of a step and those inside of it, in the order in which they began.
+  calls(id) {
+    return this.all(id).flatMap((step) => step.lm).sort((a, b) => a.at - b.at);
+  }
+
+  // The open questions, as the steps that asked them.
+  get waiting() {
+    return this.steps.filter((step) => step.status === "waiting" && step.asked && !step.asked.answer);
+  }
+
+  // This record after an answer of `record?after=POSITION`.
+  changed({ run, graphs, items, removed, position }) {
+    const gone = new Set(removed);
+    for (const item of items) gone.add(item.id);
+    const behind = new Map();
+    for (const { previous, ...step } of items) behind.set(previous, step);
+    const steps = [];
+    const follow = (id) => {
+      for (let next = behind.get(id); next; next = behind.get(next.id)) steps.push(next);
+    };
+    follow(null);
+    for (const step of this.steps) {
+      if (gone.has(step.id)) continue;
+      steps.push(step);
+      follow(step.id);
+    }
+    return new Record(this.source, run, graphs ?? this.graphs, steps, { position });
+  }
+}
+
+function add(sum, [into, out] = [0, 0], cost = null) {
+  sum.tokens[0] += into ?? 0;
+  sum.tokens[1] += out ?? 0;
+  sum.cost = sum.cost === null || cost === null ? null : sum.cost + cost;
+}
+
+// The values of one run: asked for once, up to 50 at a time.
+class Values {
+  known = new Map();
+  problems = new Map();
+  #asked = new Set();
+  #queue = [];
+  #listeners = new Set();
+
+  constructor(params) {
+    this.params = params;
+  }
+
+  listen(listener) {
+    this.#listeners.add(listener);
+    return () => this.#listeners.delete(listener);
+  }
+
+  want(ids) {
+    const fresh = ids.filter((id) => id != null && !this.known.has(id) && !this.#asked.has(id));
+    if (!fresh.length) return;
+    if (!this.#queue.length) queueMicrotask(() => this.#ask());
+    this.#queue.push(...fresh);
+    for (const id of fresh) this.#asked.add(id);
+  }
+
+  async #ask() {
+    const all = [...new Set(this.#queue.splice(0))];
+    const parts = [];
+    for (let i = 0; i < all.length; i += AT_ONCE) parts.push(all.slice(i, i + AT_ONCE));
+    await Promise.all(parts.map(async (id) => {
+      try {
+        const { values } = await get("values", { ...this.params, id });
+        for (const one of id) this.known.set(one, values[one]);
+      } catch (error) {
+        for (const one of id) this.problems.set(one, error);
+      }
+      for (const one of id) this.#asked.delete(one);
+      for (const listener of this.#listeners) listener();
+    }));
+  }
+}
+
+// The values of ids, as a Map; of one that is not there yet, undefined. What cannot be read is thrown to the `Boundary`.
+export function useValues(record, ids) {
+  const values = record.source;
+  const [version, renew] = useReducer((n) => n + 1, 0);
+  const key = ids.join();
+  useEffect(() => {
+    for (const id of ids) values.problems.delete(id);
+    const stop = values.listen(renew);
+    values.want(ids);
+    return stop;
+  }, [values, key]);
+  const asked = useRef(null);
+  if (asked.current === key) for (const id of ids) if (values.problems.has(id)) throw values.problems.get(id);
+  asked.current = key;
+  return useMemo(() => new Map(ids.filter((id) => values.known.has(id)).map((id) => [id, values.known.get(id)])), [values, key, version]);
+}
+
+async function whole(params, source, signal, show) {
+  let [page, record] = [null, null];
+  let steps = [];
+  do {
+    page = await get("record", { ...params, first: page?.next ?? undefined }, signal);
+    if (signal.aborted) return null;
+    steps = steps.concat(page.items);
+    const more = { position: page.position, complete: page.next == null };
+    record = new Record(source, page.run, record?.graphs ?? page.graphs, steps, more);
+    show(record);
+  } while (page.next != null);
+  return record;
+}
+
+// The record of a run, kept up to date: {record, error, busy, again}. `error` beside a record: it is an old one.
+export function useRecord({ thread, run }) {
+  const [state, setState] = useState({ record: null, error: null });
+  const [tries, again] = useReducer((n) => n + 1, 0);
+  useEffect(() => {
+    const stop = new AbortController();
+    const { signal } = stop;
+    const params = { thread, run };
+    const source = new Values(params);
+    let latest = null;
+    const show = (record) => {
+      latest = record;
+      if (!signal.aborted) setState({ record, error: null });
+    };
+    const failed = (error) => signal.aborted || setState((old) => ({ record: old.record, error }));
+    const renew = async () => {
+      const answer = await get("record", { ...params, after: latest.position }, signal);
+      if (signal.aborted || answer.position === latest.position) return;
+      if (answer.first !== undefined) await whole(params, source, signal, show);
+      else show(latest.changed(answer));
+    };
+    (async () => {
+      try {
+        await whole(params, source, signal, show);
+      } catch (error) {
+        failed(error);
+        return;
+      }
+      if (signal.aborted || embedded || !thread || !OPEN.has(latest.run.status)) return;
+      let [busy, more] = [false, false];
+      const changed = async () => {
+        more = true;
+        if (busy) return;
+        busy = true;
+        while (more && !signal.aborted) {
+          more = false;
+          await renew().catch(failed);
+        }
+        busy = false;
+      };
+      follow({ thread }, changed, failed, signal);
+    })();
+    return () => stop.abort();
+  }, [thread, run, tries]);
+  return { ...state, busy: !state.record?.complete && !state.error, again };
+}
