@@ -525,17 +525,16 @@ class RunSpans:
 
     def chat(self, execution: str, model: str, began: float | None = None) -> Span | None:
         """Begins the span of an LM call; None if the tracer raised."""
-        provider, _, name = model.rpartition("/")
-        provider = provider.partition("/")[0]
-        attributes = {SPAN_KIND: "LLM", OPERATION: CHAT, MODEL: name, **self._common}
-        if provider:
+        provider, _, name = model.partition("/")
+        attributes = {SPAN_KIND: "LLM", OPERATION: CHAT, MODEL: name or model, **self._common}
+        if name:
             attributes[PROVIDER] = _PROVIDERS.get(provider, provider)
         # A thread that code of the node has started may have no context.
         there = self._api.trace.get_current_span().get_span_context().is_valid
         around = None if there else self._api.trace.set_span_in_context(self._span_of(execution), self._context)
         at, kind = None if began is None else int(began * 1e9), self._api.trace.SpanKind.CLIENT
         with self._guard:
-            return self._tracer.start_span(f"{CHAT} {name}", around, kind, attributes, start_time=at)
+            return self._tracer.start_span(f"{CHAT} {name or model}", around, kind, attributes, start_time=at)
         return None
 
     @property
