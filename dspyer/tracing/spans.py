@@ -722,7 +722,7 @@ class ChatSpans(BaseCallback):
         self._before[call] = self._api.trace.get_current_span()
 
     def on_lm_start(self, **_: Any) -> None:
-        """Begins its span, if nobody else has."""
+        """Begins its span, if no other callback and no wrapper has."""
         callers = dspy.settings.get(CALLERS) or [None]
         before = self._before.pop(callers[0], None)
         if before is None:
