@@ -440,8 +440,8 @@ FAULTS: tuple[Fault, ...] = (
     Fault(
         name="page_skips_a_run",
         file="dspyer/archive/archive.py",
-        old="_cursor(found[-2][0])",
-        new="_cursor(found[-1][0])",
+        old="cursor_of(found[-2][0])",
+        new="cursor_of(found[-1][0])",
         loss="one run is lost between two pages of archive.runs()",
         tests=("tests/archive/test_archive.py", "tests/archive"),
     ),

@@ -88,8 +88,19 @@ class ListOptions(NamedTuple):
         datetime | None,
         typer.Option("--until", metavar="TIME", parser=parse_time, help="Only runs that started before."),
     ] = None
-    text: Annotated[
-        str | None, typer.Option("--text", metavar="TEXT", help="Only runs with this text in thread or failure.")
+    contains: Annotated[
+        str | None,
+        typer.Option("--contains", metavar="TEXT", help="Only runs with this text in a name, value, prompt, failure."),
+    ] = None
+    node: Annotated[str | None, typer.Option("--node", metavar="NAME", help="Only runs that came to this node.")] = None
+    model: Annotated[
+        str | None, typer.Option("--model", metavar="NAME", help="Only runs that called this language model.")
+    ] = None
+    min_cost: Annotated[
+        float | None, typer.Option("--min-cost", metavar="USD", help="Only runs that cost so much or more.")
+    ] = None
+    min_seconds: Annotated[
+        float | None, typer.Option("--min-seconds", metavar="N", help="Only runs that took so long or longer.")
     ] = None
     after: Annotated[
         str | None, typer.Option("--after", metavar="CURSOR", help="The next page: what the page before has named.")

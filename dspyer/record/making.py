@@ -50,6 +50,12 @@ class StepQuestion(NamedTuple):
     at: float | None = None
     answer: Answer | None = None
 
+    @property
+    def span(self) -> tuple[float, float]:
+        """The time in which it was open."""
+        begun, ended = self.at, None if self.answer is None else self.answer.at
+        return (0.0, 0.0) if begun is None or ended is None else (begun, max(begun, ended))
+
 
 @dataclass(frozen=True, slots=True)
 class RecordStep:
@@ -117,6 +123,25 @@ class RecordStep:
     def forks(self) -> tuple[BranchPath, ...]:
         """The branches that start here; none without a fork."""
         return () if self.commit is None else children_of(self.commit)
+
+
+def span_of(one: RecordStep | LMCall) -> tuple[float, float]:
+    """The begin and the end of a step or an LM call."""
+    return (0.0, 0.0) if one.started is None else (one.started, one.started + one.seconds)
+
+
+def covered(spans: Iterable[tuple[float, float]]) -> float:
+    """The length of time that some spans cover.
+
+    Example:
+        >>> covered([(0.0, 2.0), (1.0, 3.0), (5.0, 6.0)])
+        4.0
+    """
+    total, end = 0.0, 0.0
+    for first, last in sorted(spans):
+        total += max(0.0, last - max(first, end))
+        end = max(end, last)
+    return total
 
 
 # --- where a run has stopped
