@@ -89,5 +89,5 @@ NOT_YET: dict[str, str] = {
         "build_node check_resources check_send condensed executing_here first_of given giving node_options "
         "plain_patch resources_of signature_of"
     ),
-    "tracing.spans": "FIRST Redacted RunState StoredTrace redacted",
+    "tracing.spans": "FIRST StoredTrace redacted subscribing",
 }
