@@ -384,6 +384,8 @@ NO_IDS: dict[tuple[str, str], str] = {
     ("cli.programs", "name.partition(':')"): "module:program",
     ("lm.tap", "'/' in lm.model"): "provider/model",
     ("lm.tap", "lm.model.split('/', 1)"): "provider/model",
+    ("tracing.spans", "model.partition('/')"): "provider/model",
+    ("tracing.spans", "made.failed.partition(':')"): "the class of an error, and its text",
     ("lm.source", "':' in text"): "the source of a lambda",
     ("inspector.web_app", "host.partition(':')"): "host:port",
     ("inspector.web_app", "host.partition(']')"): "[host]:port",
