@@ -31,7 +31,7 @@ export class Record {
     // From the last one on, so that what is inside of a step is summed up before it.
     for (let i = this.steps.length - 1; i >= 0; i -= 1) {
       const step = this.steps[i];
-      const sum = { calls: step.lm.length, tokens: [0, 0], cost: 0, from: step.started ?? Infinity, till: -Infinity, failed: step.failed.length };
+      const sum = { calls: step.lm.length, tokens: [0, 0], cost: 0, from: step.started ?? Infinity, till: -Infinity, running: step.status === "running" };
       if (step.started != null) sum.till = step.started + (step.seconds ?? 0);
       if (step.asked?.at != null) sum.from = Math.min(sum.from, step.asked.at);
       for (const call of step.lm) add(sum, call.tokens, call.cost);
@@ -39,6 +39,7 @@ export class Record {
         const one = sums.get(inner.id);
         add(sum, one.tokens, one.calls ? one.cost : 0);
         sum.calls += one.calls;
+        sum.running ||= one.running;
         sum.from = Math.min(sum.from, one.from);
         sum.till = Math.max(sum.till, one.till);
       }
@@ -61,7 +62,7 @@ export class Record {
     return this.#index.children.get(id) ?? [];
   }
 
-  // Of a step and those inside of it: {calls, tokens, cost, from, till}; `cost` is null if a price is not known.
+  // Of a step and those inside of it: {calls, tokens, cost, from, till, running}; `cost` is null if a price is not known.
   sums(id) {
     return this.#index.sums.get(id);
   }

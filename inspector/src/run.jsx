@@ -1,19 +1,186 @@
+// One run: its figures in the header, the strip, the tree of its steps, and beside it what is selected.
+
+import { useEffect, useMemo, useRef, useState } from "preact/hooks";
+import { canAct, RunActs } from "./acts.jsx";
+import { embedded } from "./api.js";
 import { Bar } from "./bar.jsx";
-import { Conversation } from "./conversation.jsx";
-import { Problem, Status } from "./parts.jsx";
-import { Prompt } from "./prompt.jsx";
+import { amount, cost, count, duration, sum } from "./format.js";
+import { announce, useKeys, useMedia, useNow, useTitle } from "./hooks.js";
+import { nameOf } from "./names.js";
+import { Pane } from "./pane.jsx";
+import { Boundary, Problem, Status } from "./parts.jsx";
 import { useRecord } from "./record.js";
+import { go, href } from "./route.js";
+import { Strip } from "./strip.jsx";
+import { times } from "./times.js";
+import { Tree } from "./tree.jsx";
+
+const Figure = ({ value, words, title, extra = "" }) => <span class={`figure ${extra}`} title={title}><b>{value}</b>{words && ` ${words}`}</span>;
+
+function Figures({ record, now }) {
+  const { run } = record;
+  const all = times(record, now);
+  return (
+    <div class="figs num">
+      <Figure value={duration(all.work)} words="of work" title="without pauses" />
+      {all.waited >= 0.05 && <Figure value={duration(all.waited)} words="waited" title="for answers" extra="wide" />}
+      {run.requests > 0 && <Figure value={count(run.requests)} words={run.requests === 1 ? "LM call" : "LM calls"} title={(run.models ?? []).join("\n")} />}
+      {sum(run.tokens) > 0 && <Figure value={amount(sum(run.tokens))} words="tokens" title={`${count(run.tokens[0])} in, ${count(run.tokens[1])} out`} extra="either" />}
+      {run.requests > 0 && run.cost != null && <Figure value={cost(run.cost)} title="cost" />}
+    </div>
+  );
+}
+
+// What a reader wants to see first: what failed, what asks, the first agent, the last step.
+function firstOf(record) {
+  const deepest = (status) => record.steps.findLast((step) => step.status === status && !record.inside(step.id).some((one) => one.status === status));
+  const failed = record.run.status === "completed" ? undefined : record.steps.findLast((step) => step.parent === null && step.status === "failed");
+  return failed ? (deepest("failed") ?? failed) : (record.waiting.at(-1) ?? record.inside(null).find((step) => step.kind === "agent") ?? record.inside(null).at(-1));
+}
+
+const WIDE = "(min-width: 761px)";
+const SPLIT = "dspyer-split";
+
+function useSplit() {
+  const [share, setShare] = useState(() => {
+    try {
+      return Number(localStorage.getItem(SPLIT)) || 44;
+    } catch {
+      return 44;
+    }
+  });
+  const put = (value) => {
+    const kept = Math.round(Math.max(24, Math.min(70, value)) * 10) / 10;
+    setShare(kept);
+    try {
+      localStorage.setItem(SPLIT, String(kept));
+    } catch {
+      return; // a file has no storage
+    }
+  };
+  return [share, put];
+}
+
+// Between the tree and the pane: dragged, or moved by the arrows.
+function Split({ share, onMove }) {
+  const down = (event) => {
+    event.preventDefault();
+    event.currentTarget.setPointerCapture(event.pointerId);
+    event.currentTarget.dataset.moves = "yes";
+  };
+  const move = (event) => {
+    const { currentTarget } = event;
+    if (!currentTarget.hasPointerCapture(event.pointerId)) return;
+    const box = currentTarget.parentElement.getBoundingClientRect();
+    onMove(((event.clientX - box.left) / box.width) * 100);
+  };
+  const pressed = (event) => {
+    const by = { ArrowLeft: -2, ArrowRight: 2, Home: -100, End: 100 }[event.key];
+    if (!by) return;
+    event.preventDefault();
+    onMove(share + by);
+  };
+  return (
+    <div
+      class="split"
+      role="separator"
+      aria-orientation="vertical"
+      aria-label="Width of the steps"
+      aria-valuenow={Math.round(share)}
+      aria-valuemin={24}
+      aria-valuemax={70}
+      tabIndex={0}
+      onPointerDown={down}
+      onPointerMove={move}
+      onPointerUp={(event) => delete event.currentTarget.dataset.moves}
+      onKeyDown={pressed}
+      onDblClick={() => onMove(44)}
+    />
+  );
+}
+
+function Origin({ record, about }) {
+  const { origin, id, thread } = record.run;
+  if (!origin || embedded) return null;
+  const from = origin.run.replace(/\.\d+$/, ""); // the name of a run is that of its thread and a number
+  return (
+    <a class="btn" href={href("compare", { thread: from, run: origin.run, other_thread: thread, other_run: id })} title={`with ${origin.run}`} data-about={about?.version}>
+      Compare
+    </a>
+  );
+}
 
 export function RunPage({ params, about }) {
-  const { record, error } = useRecord(params);
+  const { thread, run, step: wanted, tab } = params;
+  const { record, error, busy, again } = useRecord({ thread, run });
+  const wide = useMedia(WIDE);
+  const now = useNow(Boolean(record) && record.run.status === "running", 500);
+  const [share, setShare] = useSplit();
+  const [query, setQuery] = useState("");
+  const side = useRef(null);
+  // What was shown first stays selected when the run goes on.
+  const auto = useRef(null);
+  if (record?.complete && (!auto.current || !record.step(auto.current))) auto.current = firstOf(record)?.id ?? null;
+  const fallback = record && !record.complete && !wanted ? firstOf(record)?.id : auto.current;
+  const selected = wanted && record?.step(wanted) ? wanted : wide && !(wanted && busy) ? fallback : null;
+  const step = selected ? record.step(selected) : null;
+  const page = !wide && step; // on a phone, a step is a page of its own
+  useTitle(record && `${thread || record.run.graph} · ${record.run.status}`);
+
+  const { page: _, ...rest } = params;
+  const select = (id) => id !== wanted && go("run", { ...rest, step: id }, { replace: Boolean(wanted) && wide });
+  const back = () => go("run", { ...rest, step: undefined, tab: undefined });
+  const setTab = (id) => go("run", { ...rest, step: selected, tab: id }, { replace: true });
+  const enter = () => side.current?.focus();
+
+  const status = record?.run.status;
+  const before = useRef(null);
+  useEffect(() => {
+    if (status && before.current && before.current !== status) announce(`The run is now ${status}`);
+    before.current = status;
+  }, [status]);
+  useKeys({
+    Escape: (event, typing) => {
+      if (typing) return typing.blur();
+      if (page) return back();
+      document.querySelector("[role=tree]")?.focus();
+      return undefined;
+    },
+  });
+  const strip = useMemo(() => record && <Strip record={record} selected={selected} onSelect={select} now={now} lanes={wide ? 5 : 4} />, [record, selected, now, wide, wanted, tab]);
+  const title = <h1>{thread || record?.run.graph}</h1>;
+  const trail = [record?.run.graph ?? "", record ? <>{title} <Status status={status} /></> : title];
   return (
     <>
-      <Bar trail={[record?.run.graph ?? "", <h1>{record?.run.thread || params.thread}</h1>]} />
-      <main id="main">
-        {error && <Problem error={error} />}
-        {record?.steps.map((step) => <p key={step.id}>{step.node} <Status status={step.status} /></p>)}
-        {record?.steps.filter((step) => step.kind === "agent").map((step) => <Conversation key={step.id} record={record} step={step} />)}
-        {record?.steps.filter((step) => step.lm.length).map((step) => <Prompt key={step.id} record={record} step={step} about={about} />)}
+      <Bar trail={trail}>
+        {record && (
+          <>
+            <Figures record={record} now={now} />
+            <span class="acts">
+              <Origin record={record} about={about} />
+              {!embedded && canAct(about, record.run.graph) && <RunActs run={record.run} about={about} onChanged={again} />}
+            </span>
+          </>
+        )}
+      </Bar>
+      {error && <div class="trouble"><Problem error={error} old={Boolean(record)} onRetry={again} /></div>}
+      <div class="stripline">
+        <Boundary what="The strip" of={record}>{strip}</Boundary>
+      </div>
+      <main id="main" tabIndex={-1} class={page ? "run page" : "run"} style={{ "--share": `${share}%` }} aria-busy={busy}>
+        {record && (
+          <>
+            <Boundary what="The tree" of={record}>
+              <Tree record={record} selected={selected} onSelect={select} onEnter={enter} query={query} setQuery={setQuery} now={now} />
+            </Boundary>
+            <Split share={share} onMove={setShare} />
+            <section class="right" ref={side} tabIndex={-1} aria-label={step ? `Step ${nameOf(step)}` : "Step"}>
+              {step
+                ? <Boundary what="This step" of={`${selected} ${record.position}`}><Pane key={selected} record={record} step={step} tab={tab} onTab={setTab} onSelect={select} onBack={back} about={about} now={now} /></Boundary>
+                : <p class="empty">{record.steps.length ? "Choose a step." : "The run has no step yet."}</p>}
+            </section>
+          </>
+        )}
       </main>
     </>
   );

@@ -1,0 +1,191 @@
+// What is known of one step: its head, what went wrong or was asked, and its tabs.
+
+import { canAct, Rerun } from "./acts.jsx";
+import { AnswerForm } from "./answer.jsx";
+import { embedded } from "./api.js";
+import { Changes } from "./changes.jsx";
+import { Conversation } from "./conversation.jsx";
+import { CopyEdited } from "./edit.jsx";
+import { cost, duration, failureText, plural, tokens, when } from "./format.js";
+import { GraphView } from "./graph.jsx";
+import { useKeys } from "./hooks.js";
+import { Items } from "./items.jsx";
+import { nameOf } from "./names.js";
+import { Boundary, Button, Kind, Status, Tabs, Tag } from "./parts.jsx";
+import { Prompt } from "./prompt.jsx";
+import { useValues } from "./record.js";
+import { href } from "./route.js";
+import { State } from "./state.jsx";
+import { span, times, worked } from "./times.js";
+import { isApproval } from "./tree.jsx";
+import { Text, Value, ValueOf } from "./value.jsx";
+
+const TABS = [
+  { id: "conversation", name: "Conversation", fits: (record, step) => step.kind === "agent", View: Conversation },
+  { id: "prompt", name: "Prompt", fits: (record, step) => step.lm.length > 0, count: (record, step) => step.lm.length > 1 && step.lm.length, View: Prompt },
+  {
+    id: "items",
+    name: "Items",
+    fits: (record, step) => step.kind === "map" || record.inside(step.id).some((one) => one.kind === "item"),
+    count: (record, step) => record.inside(step.id).length,
+    View: Items,
+  },
+  { id: "changes", name: "Changes", fits: () => true, View: Changes },
+  { id: "state", name: "State", fits: () => true, View: State },
+  { id: "graph", name: "Graph", fits: (record, step) => Boolean(record.graph(record.path(step.id))?.drawing), View: GraphView },
+];
+
+function Summary({ record, step, now }) {
+  const total = record.sums(step.id);
+  const at = span(record, step, now);
+  const parts = [step.kind];
+  if (step.branch.length) parts.push(`branch ${step.branch.join(".")}`);
+  if (total.calls) parts.push(plural(total.calls, "LM call"), tokens(total.tokens), total.cost == null ? "cost unknown" : cost(total.cost));
+  if (at && step.kind !== "start" && step.kind !== "edit") parts.push(step.status === "waiting" ? `since ${when(step.asked?.at ?? at.from)}` : `${duration(worked(times(record, now), at.from, at.till))} of work`);
+  if (step.waited >= 0.05) parts.push(`waited ${duration(step.waited)}`);
+  const to = [...new Set(step.to)];
+  if (to.length) parts.push(to.length === 1 && to[0] === "END" ? "then the end" : `then ${to.join(", ")}`);
+  return <p class="summary num">{parts.join(" · ")}</p>;
+}
+
+function Failure({ record, failure, title }) {
+  return (
+    <div class="note bad">
+      <b>{title}{failure.attempt > 1 ? ` in attempt ${failure.attempt}` : ""}: {failure.type}</b>
+      <Text record={record} of={failure.message} />
+      {failure.traceback && (
+        <details>
+          <summary>Traceback</summary>
+          <div class="mono trace"><Text record={record} of={failure.traceback} /></div>
+        </details>
+      )}
+    </div>
+  );
+}
+
+function Attempts({ record, step }) {
+  if (!step.failed.length) return null;
+  return (
+    <details class="note bad">
+      <summary><b>{plural(step.failed.length, "failed attempt")}</b> <span class="soft">{failureText(step.failed[0])}</span></summary>
+      {step.failed.map((failure, i) => <Failure key={i} record={record} failure={failure} title={`Attempt ${failure.attempt ?? i + 1}`} />)}
+    </details>
+  );
+}
+
+function Given({ record, asked }) {
+  const { answer } = asked;
+  const value = useValues(record, answer.value ? [answer.value] : []).get(answer.value);
+  const ok = value === undefined ? null : isApproval(value);
+  const after = answer.at && asked.at ? ` after ${duration(answer.at - asked.at)}` : "";
+  return (
+    <div class={`note ${ok === false ? "bad" : "ok"}`}>
+      <b>{ok === null ? "Answered" : ok ? "Approved" : "Refused"}</b>{answer.by ? ` by ${answer.by}` : ""}{after}
+      {answer.comment && <>: <q><Text record={record} of={answer.comment} /></q></>}
+      {ok === null && value !== undefined && <Value of={value} />}
+      {ok !== null && value.reason && <p class="whole">{value.reason}</p>}
+      {ok !== null && value.args && <><span class="k">with other arguments</span><Value of={value.args} /></>}
+    </div>
+  );
+}
+
+function Asked({ record, step, about }) {
+  const { asked } = step;
+  if (!asked) return null;
+  if (asked.answer) {
+    return (
+      <>
+        {!step.call && <div class="note wait"><span class="k">asked{asked.at ? ` ${when(asked.at)}` : ""}</span><Text record={record} of={asked.text} /></div>}
+        <Given record={record} asked={asked} />
+      </>
+    );
+  }
+  return <div class="asks"><AnswerForm record={record} step={step} question={asked} about={about} /></div>;
+}
+
+function Posts({ record, step }) {
+  if (!step.messages.length) return null;
+  return (
+    <div class="note">
+      <b>{plural(step.messages.length, "message")} taken here</b>
+      {step.messages.map((message) => (
+        <div key={message.number}><span class="k">{message.by ?? "sent"} {when(message.at)}</span><Text record={record} of={message.text} /></div>
+      ))}
+    </div>
+  );
+}
+
+function Acts({ record, step, about }) {
+  const { run } = record;
+  if (embedded) return null;
+  const committed = step.status === "done" && step.kind !== "item";
+  const acts = canAct(about, run.graph) && committed && step.parent === null;
+  const path = [...record.around(step.id).map((one) => one.node), step.node].join("/");
+  return (
+    <>
+      {acts && <Rerun record={record} step={step} about={about} />}
+      {acts && <CopyEdited record={record} step={step} about={about} />}
+      {step.lm.length > 0 && step.status === "done" && (
+        <a class="btn small" href={href("data", { node: path, thread: run.thread, run: run.id, step: step.id })}>Add to data set</a>
+      )}
+    </>
+  );
+}
+
+export function Pane({ record, step, tab, onTab, onSelect, onBack, about, now }) {
+  const tabs = TABS.filter(({ fits }) => fits(record, step)).map((one) => ({ ...one, count: one.count?.(record, step) || undefined }));
+  const shown = tabs.find(({ id }) => id === tab) ?? tabs[0];
+  const turn = (by) => () => onTab(tabs[(tabs.indexOf(shown) + by + tabs.length) % tabs.length].id);
+  useKeys({ "]": turn(1), "[": turn(-1) });
+  const around = record.around(step.id);
+  return (
+    <div class="pane" data-step={step.id}>
+      {around.length > 0 && (
+        <nav class="path" aria-label="Around this step">
+          {around.map((one) => <span key={one.id}><button type="button" class="link" onClick={() => onSelect(one.id)}>{nameOf(one)}</button> / </span>)}
+        </nav>
+      )}
+      <div class="head">
+        <Button small class="back" onClick={onBack}>‹ Steps</Button>
+        <Kind kind={step.kind} large />
+        <h2>{nameOf(step)}</h2>
+        {step.visit > 1 && <span class="x">×{step.visit}</span>}
+        {step.status !== "done" && <Status status={step.status} />}
+        <span class="grow" />
+        <span class="acts"><Acts record={record} step={step} about={about} /></span>
+      </div>
+      <Summary record={record} step={step} now={now} />
+      {step.status === "unreadable" && <div class="note bad"><b>This step cannot be read</b><Text record={record} of={step.reason ?? ""} /></div>}
+      {step.reason && step.status !== "unreadable" && <div class="note"><span class="k">why it went on so</span><Text record={record} of={step.reason} /></div>}
+      <Attempts record={record} step={step} />
+      {step.failure && <Failure record={record} failure={step.failure} title="Failed" />}
+      <Boundary what="The question" of={step.id}><Asked record={record} step={step} about={about} /></Boundary>
+      {step.call && step.kind !== "agent" && <Call record={record} step={step} />}
+      {step.kind !== "agent" && <Posts record={record} step={step} />}
+      <Tabs label="What is shown of the step" tabs={tabs} selected={shown.id} onSelect={onTab} />
+      <div id="panel" role="tabpanel" aria-labelledby={`tab-${shown.id}`} tabIndex={0}>
+        <Boundary what={shown.name} of={`${step.id} ${shown.id} ${record.position}`}>
+          <shown.View record={record} step={step} about={about} onSelect={onSelect} />
+        </Boundary>
+      </div>
+    </div>
+  );
+}
+
+// A call of a tool: its arguments beside its result.
+function Call({ record, step }) {
+  const { call } = step;
+  const args = Object.entries(call.args ?? {});
+  return (
+    <div class="card io">
+      <div>
+        <div class="k">arguments</div>
+        {args.length ? <dl class="arg">{args.map(([name, value]) => <div key={name}><dt>{name}</dt><dd><Value of={value} /></dd></div>)}</dl> : <span class="soft">none</span>}
+      </div>
+      <div>
+        <div class="k">result {call.error && <Tag tone="bad">error</Tag>}</div>
+        {call.result ? <div class={call.error ? "bad" : ""}><ValueOf record={record} vid={call.result} /></div> : <span class="soft">no result yet</span>}
+      </div>
+    </div>
+  );
+}

@@ -1,0 +1,95 @@
+// When the steps of a run worked. What nobody worked in, since a question waited or the run was not resumed yet, is folded.
+
+const kept = new WeakMap();
+
+// Steps that a copy or a rerun shares with its origin are not part of its own time.
+export const isOwn = (record, step) => !record.run.origin || step.id.startsWith(`${record.run.id}/`);
+
+// {from, till, folds: [{from, till, asked}], work, waited}, in seconds since the epoch.
+export function times(record, now = 0) {
+  const old = kept.get(record);
+  if (old && (old.now === now || !old.running)) return old;
+  const busy = [];
+  const asked = [];
+  let running = false;
+  for (const step of record.steps) {
+    if (!isOwn(record, step)) continue;
+    if (step.asked?.at != null) asked.push([step.asked.at, step.asked.answer?.at ?? Infinity]);
+    if (step.status === "running" && !record.inside(step.id).length) {
+      running = true;
+      busy.push([step.started ?? now, Math.max(now, step.started ?? now)]);
+    } else if (step.started != null && !record.inside(step.id).length && step.status !== "waiting") {
+      busy.push([step.started, step.started + (step.seconds ?? 0)]);
+    }
+  }
+  const found = { now, running, ...gaps(busy.sort((a, b) => a[0] - b[0]), asked) };
+  found.work = found.till - found.from - found.folds.reduce((all, fold) => all + fold.till - fold.from, 0);
+  found.waited = found.folds.reduce((all, fold) => all + (fold.asked ? fold.till - fold.from : 0), 0);
+  kept.set(record, found);
+  return found;
+}
+
+function gaps(busy, asked) {
+  if (!busy.length) return { from: 0, till: 0, folds: [] };
+  const idle = [];
+  let till = busy[0][0];
+  let active = 0;
+  for (const [from, end] of busy) {
+    if (from > till) idle.push([till, from]);
+    active += Math.max(0, end - Math.max(from, till));
+    till = Math.max(till, end);
+  }
+  const long = Math.max(5, active / 5);
+  const folds = [];
+  for (const [from, to] of idle) {
+    const waits = asked.some(([begun, answered]) => begun < to && answered > from);
+    if (to - from > (waits ? Math.max(0.2, active / 50) : long)) folds.push({ from, till: to, asked: waits });
+  }
+  return { from: busy[0][0], till, folds };
+}
+
+// The part of a span in which somebody worked.
+export function worked({ folds }, from, till) {
+  let sum = till - from;
+  for (const fold of folds) sum -= Math.max(0, Math.min(fold.till, till) - Math.max(fold.from, from));
+  return Math.max(0, sum);
+}
+
+// When a step began and ended: {from, till}; null of one that has not begun. What waits has no end yet.
+export function span(record, step, now = 0) {
+  const { from, till, running } = record.sums(step.id);
+  if (!Number.isFinite(from)) return null;
+  return { from, till: running ? Math.max(from, till, now) : Math.max(from, till) };
+}
+
+const FOLD = 26; // pixels of a folded gap
+
+// Where a moment is drawn: a function of it, with `back` from a pixel to the time worked, and `view` in time worked.
+export function scale(all, width, view = null) {
+  const [a, b] = view ?? [0, Math.max(all.work, 1e-6)];
+  const marks = all.folds.map((fold) => ({ ...fold, at: worked(all, all.from, fold.from) }));
+  const shown = marks.filter((mark) => mark.at >= a && mark.at <= b);
+  const fold = Math.min(FOLD, (width * 0.4) / Math.max(1, shown.length));
+  const free = width - fold * shown.length;
+  const place = (work, before) => ((work - a) / (b - a)) * free + before * fold;
+  const x = (time) => {
+    let before = 0;
+    for (const mark of shown) {
+      if (time >= mark.till) before += 1;
+      else if (time > mark.from) before += (time - mark.from) / (mark.till - mark.from);
+    }
+    return place(worked(all, all.from, Math.max(time, all.from)), before);
+  };
+  x.back = (pixel) => {
+    let left = pixel;
+    for (const mark of shown) {
+      const at = x(mark.from);
+      if (pixel > at) left -= Math.min(fold, pixel - at);
+    }
+    return a + (left / free) * (b - a);
+  };
+  x.folds = shown.map((mark) => ({ ...mark, x: x(mark.from), width: fold }));
+  x.view = [a, b];
+  x.at = (work) => place(work, shown.filter((mark) => mark.at < work).length);
+  return x;
+}
