@@ -133,8 +133,11 @@ function saysOf(record, step, values) {
     if (said.length) return said.map((one) => `${textIn(one.content)}${calls(one)}`).join("\n");
   }
   const responses = step.lm.filter((call) => !call.failed && call.response).map((call) => values.get(call.response));
-  return responses.length ? responses.map((one) => (typeof one === "string" ? one : JSON.stringify(one, null, 2))).join("\n") : undefined;
+  return responses.length ? responses.map((one) => (typeof one === "string" ? withoutMarks(one) : JSON.stringify(one, null, 2))).join("\n") : undefined;
 }
+
+// A response without the marks of DSPy's adapter.
+const withoutMarks = (text) => text.replace(/^\[\[ ## completed ## \]\]\s*$/m, "").replace(/^\[\[ ## (\w+) ## \]\]\s*/gm, "$1: ").trim();
 
 const failureOf = (failure) => failure && `${failure.type}: ${beginning(failure.message)}`;
 
