@@ -100,7 +100,12 @@ function Asked({ record, step, about }) {
       </>
     );
   }
-  return <div class="asks"><AnswerForm record={record} step={step} question={asked} about={about} /></div>;
+  return (
+    <div class="asks">
+      <div class="note wait"><b>Waits for an answer</b>{asked.at ? ` since ${when(asked.at)}` : ""}{asked.expires ? `, until ${when(asked.expires)}` : ""}<Text record={record} of={asked.text} /></div>
+      {embedded ? null : <AnswerForm record={record} question={asked} about={about} />}
+    </div>
+  );
 }
 
 function Posts({ record, step }) {
