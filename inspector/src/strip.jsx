@@ -98,7 +98,10 @@ export function Strip({ record, selected, onSelect, now, lanes = 5 }) {
   const all = times(record, now);
   const x = useMemo(() => scale(all, Math.max(width, 50), view), [all, width, view]);
   const bars = useMemo(() => (width ? layout(record, all, x, width, lanes, now) : []), [record, x, width, lanes, all]);
-  const height = TOP + LANE * Math.max(1, lanes === 5 ? Math.min(lanes, 1 + bars.reduce((most, bar) => Math.max(most, bar.lane), 0)) : lanes);
+  // It never gets lower, and has all lanes at once while the run goes on: nothing below it moves.
+  const used = useRef(1);
+  used.current = Math.min(lanes, Math.max(used.current, record.run.status === "running" ? lanes : 1 + bars.reduce((most, bar) => Math.max(most, bar.lane), 0)));
+  const height = TOP + LANE * used.current;
   const [wide, thin] = useMemo(() => {
     const paths = new Map();
     const large = [];

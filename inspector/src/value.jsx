@@ -153,7 +153,13 @@ export function Copy({ of }) {
     setDone(true);
     setTimeout(() => setDone(false), 1500);
   };
-  return <button type="button" class="copy" aria-label={done ? "Copied" : "Copy"} title="Copy" onClick={copy}>{done ? "✓" : "⧉"}</button>;
+  return (
+    <button type="button" class="copy" aria-label={done ? "Copied" : "Copy"} title="Copy" onClick={copy}>
+      <svg viewBox="0 0 12 12" aria-hidden="true">
+        <path d={done ? "M2 6.5 5 9.5 10.5 3" : "M4 4h6.5v6.5H4zM1.5 8V1.5H8"} fill="none" stroke="currentColor" stroke-width="1.2" />
+      </svg>
+    </button>
+  );
 }
 
 // Any JSON value. `plain` has no button to copy it.

@@ -1,0 +1,130 @@
+// A prompt that is sent again, edited or not, and its answer beside the first one. Nothing of it is stored.
+
+import { useState } from "preact/hooks";
+import { HOW_TO_ACT, canAct, useAction } from "./acts.jsx";
+import { embedded, post } from "./api.js";
+import { Diff } from "./diff.jsx";
+import { useDraft } from "./drafts.js";
+import { Answers, answersOf, fieldsOf } from "./fields.jsx";
+import { cost, duration, tokens } from "./format.js";
+import { announce } from "./hooks.js";
+import { valueOf } from "./parse.js";
+import { Button, Problem, Tag } from "./parts.jsx";
+
+const known = new Map(); // the last answers by call, as long as the page is open
+
+// The texts of messages that can be edited: [message, part, text]; what has other parts keeps them.
+function texts(messages) {
+  return messages.flatMap((message, at) => {
+    if (typeof message?.content === "string") return [[at, null, message.content]];
+    if (!Array.isArray(message?.content)) return [];
+    return message.content.map((part, place) => [at, place, part?.text]).filter(([, , text]) => typeof text === "string");
+  });
+}
+
+const nameOf = (at, part) => (part === null ? String(at) : `${at}.${part}`);
+
+function edited(messages, draft) {
+  return messages.map((message, at) => {
+    if (typeof message?.content === "string") return { ...message, content: draft[nameOf(at, null)] ?? message.content };
+    if (!Array.isArray(message?.content)) return message;
+    const content = message.content.map((part, place) => (typeof part?.text === "string" ? { ...part, text: draft[nameOf(at, place)] ?? part.text } : part));
+    return { ...message, content };
+  });
+}
+
+function Message({ role, text, value, id, onText }) {
+  const shown = value ?? text;
+  const rows = Math.min(16, Math.max(2, shown.slice(0, 4000).split("\n").length + Math.floor(Math.min(4000, shown.length) / 110)));
+  const [open, setOpen] = useState(role !== "system" && role !== "developer");
+  return (
+    <div class="edited">
+      <button type="button" class="twist" aria-expanded={open} onClick={() => setOpen(!open)}>
+        {role} {value !== undefined && value !== text && <Tag tone="wait">edited</Tag>}
+      </button>
+      {open && <textarea id={id} aria-label={`message of ${role}`} rows={rows} spellcheck={false} value={shown} onInput={(event) => onText(event.target.value)} />}
+    </div>
+  );
+}
+
+const Figures = ({ of }) => (
+  <span class="meta num">{[of.tokens && tokens(of.tokens), of.cost != null && cost(of.cost), of.seconds != null && duration(of.seconds)].filter(Boolean).join(" · ")}</span>
+);
+
+const byName = (response, prompt) => Object.fromEntries(answersOf(response).flatMap((one) => fieldsOf(one, prompt)).map(([name, value]) => [name || "text", valueOf(value)]));
+
+function Beside({ call, sent, response, found }) {
+  return (
+    <div class="beside" role="group" aria-label="both answers">
+      <div>
+        <header><b>First answer</b> <Tag>{call.model}</Tag><Figures of={call} /></header>
+        {response == null ? <p class="soft">none</p> : <Answers response={response} prompt={sent.parsed} />}
+      </div>
+      <div>
+        <header><b>This answer</b> <Tag>{found.model}</Tag><Figures of={found} /></header>
+        <Answers response={found.text} prompt={sent.parsed} />
+      </div>
+      {response != null && (
+        <div class="both">
+          <header><b>Difference</b></header>
+          <dl class="card fields">
+            <div class="field wide"><dd><Diff before={byName(response, sent.parsed)} after={byName(found.text, sent.parsed)} /></dd></div>
+          </dl>
+        </div>
+      )}
+    </div>
+  );
+}
+
+// What is missing for it; "" for nothing.
+function lacks(record, about) {
+  if (embedded) return "This page is one run as a file: open the store with dspyer inspect to send a prompt again.";
+  if (!canAct(about, record.run.graph)) return `Its program is needed, which knows the language model: ${HOW_TO_ACT}`;
+  return "";
+}
+
+function Form({ record, step, index, sent, response }) {
+  const call = step.lm[index];
+  const key = `again/${record.run.id}/${step.id}/${index}`;
+  const [draft, setDraft, clear] = useDraft(key, {});
+  const [found, setFound] = useState(known.get(key));
+  const { busy, error, act } = useAction(async () => {
+    const params = { thread: record.run.thread, run: record.run.id, step: step.id, call: index };
+    const changed = Object.keys(draft).some((name) => name !== "model");
+    const answer = await post("again", { ...params, ...(changed && { messages: edited(sent.messages, draft) }), ...(draft.model?.trim() && { model: draft.model.trim() }) });
+    known.set(key, answer);
+    setFound(answer);
+    announce("The model has answered");
+  });
+  const put = (name, text, first) => {
+    const { [name]: _old, ...rest } = draft;
+    setDraft(text === first ? rest : { ...rest, [name]: text });
+  };
+  return (
+    <form class="again card" onSubmit={act}>
+      {texts(sent.messages).map(([at, part, text]) => (
+        <Message key={nameOf(at, part)} id={`again-${index}-${nameOf(at, part)}`} role={sent.messages[at].role} text={text} value={draft[nameOf(at, part)]} onText={(typed) => put(nameOf(at, part), typed, text)} />
+      ))}
+      <div class="send">
+        <label for={`again-${index}-model`}>Model</label>
+        <input id={`again-${index}-model`} value={draft.model ?? ""} placeholder={call.model} autocomplete="off" spellcheck={false} onInput={(event) => put("model", event.target.value, "")} />
+        {Object.keys(draft).length > 0 && <Button onClick={clear}>Reset</Button>}
+        <button type="submit" class="btn main" disabled={busy}>{busy ? "Sending…" : "Send"}</button>
+      </div>
+      <p class="soft">The model of the program is asked{call.cost ? `, which may cost about ${cost(call.cost)}` : ""}. The answer is shown here and not stored.</p>
+      {error && <Problem error={error} />}
+      {found && <Beside call={call} sent={sent} response={response} found={found} />}
+    </form>
+  );
+}
+
+export function Again({ record, step, about, index, sent, response }) {
+  const [open, setOpen] = useState(false);
+  const missing = lacks(record, about);
+  return (
+    <>
+      <Button small aria-expanded={open} onClick={() => setOpen(!open)}>Run this prompt again{open ? "" : "…"}</Button>
+      {open && (missing ? <p class="note">{missing}</p> : <Form {...{ record, step, index, sent, response }} />)}
+    </>
+  );
+}
