@@ -4,7 +4,7 @@ import { canAct, Rerun } from "./acts.jsx";
 import { AnswerForm } from "./answer.jsx";
 import { embedded } from "./api.js";
 import { Changes } from "./changes.jsx";
-import { Conversation } from "./conversation.jsx";
+import { agentOf, Conversation } from "./conversation.jsx";
 import { CopyEdited } from "./edit.jsx";
 import { cost, count, duration, failureText, plural, tokens, when } from "./format.js";
 import { GraphView } from "./graph.jsx";
@@ -23,6 +23,8 @@ import { Text, Value, ValueOf } from "./value.jsx";
 const TABS = [
   { id: "conversation", name: "Conversation", fits: (record, step) => step.kind === "agent", View: Conversation },
   { id: "prompt", name: "Prompt", fits: (record, step) => step.lm.length > 0, count: (record, step) => step.lm.length > 1 && step.lm.length, View: Prompt },
+  // A run whose graph is an agent has its conversation at each of its steps.
+  { id: "conversation", name: "Conversation", fits: (record, step) => agentOf(record, step) === null, View: Conversation },
   {
     id: "items",
     name: "Items",
