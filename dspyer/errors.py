@@ -74,6 +74,7 @@ REMOVED: dict[str, str] = {
     **{f"{n}.counts": f"{n.lower()}.stats().nodes['name'].visits, .lm_calls" for n in ("Run", "Thread")},
     "Run.lanes": "run.report(), or the page of dspyer inspect",
     "Run.timeline": "run.report(), or the page of dspyer inspect",
+    "Archive.runs(text=)": "archive.runs(contains=...), which finds names, values, prompts and failures",
     "ArchivedThread.commit": "record = thread.record(): record.step(id), record.state(id), record.fields(id)",
     "ArchivedThread.execution": "record = thread.record(): record.step(id), record.state(id), record.calls(id)",
     "ArchivedThread.posts": "thread.record(): each of its steps has its posts",

@@ -198,6 +198,9 @@ def main() -> None:
     with Archive(FILE) as archive:
         for info in archive.runs():
             print(f"  {info.thread:<16} {info.status:<12} {info.cost:.4f} USD")
+        records = [archive.thread(name).record() for name in ("reader-17", "reader-17-short")]
+    print("\nThe run and its copy with a shorter task:")
+    print(records[0].compare(records[1]))
     command = os.path.relpath(Path(sys.executable).parent / "dspyer")
     print("\nLook at them in the terminal, or in a browser, where you can answer, edit a copy and run on:")
     print(f"  {command} runs --store {FILE}")

@@ -27,13 +27,12 @@ NOT_YET: dict[str, str] = {
     ),
     "archive.archive": "CheckedStore HistoryReader Opaque check_thread_name due_threads json",
     "archive.archived_thread": (
-        "Bounds FollowedRecords HistoryReader Moment ThreadReader cancellation_count drawn_graph first_version "
-        "is_alive run_in_thread run_of unread_of"
+        "Bounds FollowedRecords HistoryReader Moment ThreadReader cancellation_count drawn_graph failures_of_run "
+        "first_version is_alive run_in_thread run_of unread_of"
     ),
     "archive.opening": "CheckedStore",
     "archive.run_info": (
-        "EndRow HistoryReader OpenRow RowKind current_status failures_in questions_at read_run rows_through "
-        "run_label sum_usage"
+        "EndRow HistoryReader OpenRow RowKind current_status failures_of_run questions_at read_run sum_usage"
     ),
     "cli.programs": "decode_update encode",
     "cli.store_access": "CheckedStore SQLITE UnreadablePatch encode_update export is_encrypted load",
@@ -90,5 +89,5 @@ NOT_YET: dict[str, str] = {
         "build_node check_resources check_send condensed executing_here first_of given giving node_options "
         "plain_patch resources_of signature_of"
     ),
-    "tracing.spans": "FIRST Redacted RunState StoredTrace redacted",
+    "tracing.spans": "FIRST StoredTrace redacted subscribing",
 }

@@ -24,7 +24,7 @@ ON_TOP = {
 }
 PUBLIC = {"errors", "failure", "events", "policies", "reducers", "stores", "testing", "extend", "record"}
 # Where one-line members draw, count and describe a run.
-DRAWN = {"graph.spec", "runtime.run", "threads.thread"}
+DRAWN = {"graph.spec", "record.compare", "runtime.run", "threads.thread"}
 
 # In the core, imports point down only: a module may import from the groups above its own, and from its own group
 # without a cycle. A package is listed by its name and stands for all modules in it.
@@ -384,6 +384,8 @@ NO_IDS: dict[tuple[str, str], str] = {
     ("cli.programs", "name.partition(':')"): "module:program",
     ("lm.tap", "'/' in lm.model"): "provider/model",
     ("lm.tap", "lm.model.split('/', 1)"): "provider/model",
+    ("tracing.spans", "model.partition('/')"): "provider/model",
+    ("tracing.spans", "made.failed.partition(':')"): "the class of an error, and its text",
     ("lm.source", "':' in text"): "the source of a lambda",
     ("inspector.web_app", "host.partition(':')"): "host:port",
     ("inspector.web_app", "host.partition(']')"): "[host]:port",

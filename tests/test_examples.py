@@ -115,6 +115,8 @@ SHOWN = {
         "  reader-17-short  completed    0.0017 USD",
         "  reader-18        failed       0.0000 USD",
         "  reader-19        interrupted  0.0015 USD",
+        "+ update: task",
+        "~   react: prompt: task",
         "inspect demo.db --program look:program",
     ],
     "from_langgraph.py": [

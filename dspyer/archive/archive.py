@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import suppress
 from datetime import datetime
-from typing import Self
+from typing import Any, Literal, Self
 
 from dspyer.archive.archived_thread import ArchivedThread
+from dspyer.archive.finding import RunFilters, as_seconds, check_limit, check_name, cursor_of
 from dspyer.archive.opening import open_for_reading
-from dspyer.archive.run_info import Page, failures_of_run, run_info, unreadable
+from dspyer.archive.run_info import Page, run_info
 from dspyer.display import RunInfo
-from dspyer.errors import ThreadError, list_names, suggestion
+from dspyer.errors import StoreError, ThreadError, names_options, suggestion
 from dspyer.extend import Schema
 from dspyer.log.journal import CheckedStore
 from dspyer.log.reader import HistoryReader, check_thread_name
@@ -21,11 +23,8 @@ from dspyer.stores.base import ListedRun, RunPlace, RunQuery
 from dspyer.values import json as encoding
 from dspyer.values.freezing import Opaque
 
-ENDED = ("completed", "failed", "interrupted", "stopped")
-"""How a run may have ended."""
-
-OPEN = ("running", "crashed")
-"""The status of a run that has written no end."""
+MOST_COMMITS = 10_000
+"""Rows of which the records are made that are read for one page of a list; each commit has one."""
 
 NAMES = 1_000
 """Names of threads among which one is looked for that is like a name that no thread has."""
@@ -45,9 +44,13 @@ class Archive:
             that an address names must exist, or a misspelled one would look empty; a store without one yet is empty.
         key: the key of an encrypted store, or several of them, as `Encrypted(key=...)`; by default those in the
             environment variable `DSPYER_STORE_KEY`. Without a key, lists show all but failures and questions.
+        redact: what is hidden where runs are shown: patterns or a function, as `compile(redact=...)` takes them. By
+            default what the program of each run has hidden; of a function the store knows only that there was one, so
+            no value is shown. False hides nothing. States and commits that methods return are whole.
 
     Raises:
         StoreError: the file does not exist, or is no store.
+        ValueError: a pattern is malformed.
         ImportError: it needs an extra that is not installed.
 
     Example:
@@ -65,19 +68,24 @@ class Archive:
     """
 
     def __init__(
-        self, store: Store | str | os.PathLike[str], *, key: str | bytes | Sequence[str | bytes] | None = None
+        self,
+        store: Store | str | os.PathLike[str],
+        *,
+        key: str | bytes | Sequence[str | bytes] | None = None,
+        redact: Callable[[tuple[Any, ...], Any], Any] | str | Iterable[Any] | Literal[False] | None = None,
     ) -> None:
         self._given = isinstance(store, Store)
         self._store = open_for_reading(store, key)
         # Without a program there is no schema: what the graph of a run has declared is in its stored fingerprint.
         decode = encoding.decoder((), Opaque.of)
-        self._reader = HistoryReader(CheckedStore(self._store), Schema.of(None), decode)
+        self._reader = HistoryReader(CheckedStore(self._store), Schema.of(None), decode, redact=redact)
 
     @property
     def address(self) -> str:
         """The address of the store, without a password."""
         return self._store.address
 
+    @names_options("Archive")
     def runs(
         self,
         *,
@@ -86,7 +94,11 @@ class Archive:
         thread: str | None = None,
         since: datetime | None = None,
         until: datetime | None = None,
-        text: str | None = None,
+        contains: str | None = None,
+        node: str | None = None,
+        model: str | None = None,
+        min_cost: float | None = None,
+        min_seconds: float | None = None,
         after: str | None = None,
         limit: int = 100,
     ) -> Page[RunInfo]:
@@ -102,8 +114,13 @@ class Archive:
             thread: only those that were made for this thread.
             since: only those started then or later; a time without a time zone is local time.
             until: only those started before.
-            text: only those with this text in the name of their thread or the message of a failure; case does not
-                matter.
+            contains: only those with this text in a name, a value, a prompt or a failure, as they may be shown; case
+                does not matter. At most 10,000 commits are read for a page, which then is short, or empty: `next` goes
+                on.
+            node: only those that came to this node; of one inside of another, its name or its path, `"lead/check"`.
+            model: only those that have called this language model.
+            min_cost: only those that cost so many US dollars or more, as far as that is known.
+            min_seconds: only those that took so long or longer; of one that runs, up to now.
             after: `next` of the page before. Runs that are added between two pages move nothing: none comes twice, and
                 none is left out.
             limit: the most runs of the page.
@@ -112,7 +129,8 @@ class Archive:
             A page: a sequence with `next`.
 
         Raises:
-            ValueError: if there is no such status, or `after` is not from a page.
+            ValueError: if there is no such status, a number is negative, or `after` is not from a page.
+            TypeError: if a name is no text, or a time no datetime.
 
         Example:
             >>> from dspyer import END, START, Graph
@@ -120,39 +138,21 @@ class Archive:
             >>> store = Memory()
             >>> graph = Graph().add_node("add", lambda n: {"n": n + 1},
             ...     writes=["n"]).add_path(START, "add", END)
-            >>> runs = [graph.compile(store=store).thread(name).run({"n": 1})
+            >>> runs = [graph.compile(store=store).thread(name).run({"n": 41})
             ...     for name in ("a", "b")]
-            >>> page = Archive(store).runs(limit=1)
+            >>> page = Archive(store).runs(contains="42", limit=1)
             >>> (page[0].thread, [info.thread for info in Archive(store).runs(
             ...     after=page.next)])
             ('b', ['a'])
         """
-        times = _seconds("since", since), _seconds("until", until)
-        return self._page(RunQuery(thread, graph, None, *times, _place(after), limit, last=False), status, text)
+        where = RunFilters(status, graph, thread, since, until, contains, node, model, min_cost, min_seconds)
+        return self._page(where._replace(after=after, limit=limit), last=False)
 
-    def threads(
-        self,
-        *,
-        status: str | None = None,
-        graph: str | None = None,
-        thread: str | None = None,
-        since: datetime | None = None,
-        until: datetime | None = None,
-        text: str | None = None,
-        after: str | None = None,
-        limit: int = 100,
-    ) -> Page[RunInfo]:
+    def threads(self, **filters: Any) -> Page[RunInfo]:
         """The last run of each thread, newest first; of a copy without runs of its own, the run that it was made of.
 
         Args:
-            status: only threads whose last run has this status, as all that follows.
-            graph: as in `runs`.
-            thread: the thread.
-            since: as in `runs`.
-            until: as in `runs`.
-            text: as in `runs`.
-            after: as in `runs`.
-            limit: the most threads of the page.
+            **filters: those of `runs`, which concern the last run of a thread.
 
         Example:
             >>> from dspyer import END, START, Graph
@@ -166,8 +166,7 @@ class Archive:
             ...     for info in Archive(store).threads()])
             (2, [('a', 'completed')])
         """
-        times = _seconds("since", since), _seconds("until", until)
-        return self._page(RunQuery(thread, graph, None, *times, _place(after), limit, last=True), status, text)
+        return self._page(RunFilters.of("threads", filters), last=True)
 
     def due(self, at: datetime | None = None, limit: int | None = None, graph: str | None = None) -> list[str]:
         """The names of the threads that can go on by themselves, the longest due first.
@@ -198,8 +197,9 @@ class Archive:
             ...     + timedelta(hours=2)))
             ([], ['t-42'])
         """
-        _check(1 if limit is None else limit, graph=graph)
-        return due_threads(self._reader.store, graph, _seconds("at", at))[:limit]
+        check_limit(1 if limit is None else limit)
+        check_name("graph", graph)
+        return due_threads(self._reader.store, graph, as_seconds("at", at))[:limit]
 
     def thread(self, name: str) -> ArchivedThread:
         """The history of a thread.
@@ -246,85 +246,35 @@ class Archive:
     def __repr__(self) -> str:
         return f"<archive {self.address!r}>"
 
-    def _page(self, query: RunQuery, status: str | None, text: str | None) -> Page[RunInfo]:
-        if status is not None and status not in (*ENDED, *OPEN):
-            raise ValueError(
-                f"no status {status!r}.{suggestion(status, (*ENDED, *OPEN))} It is one of {list_names((*ENDED, *OPEN))}"
-            )
-        _check(query.limit, graph=query.graph, thread=query.thread)
-        # No store holds more runs than an index of SQLite or PostgreSQL can count.
-        query = query._replace(limit=min(query.limit, 2**31))
+    def _page(self, filters: RunFilters, *, last: bool) -> Page[RunInfo]:
+        query, read = filters.query(last=last), 0
         found: list[tuple[RunPlace, RunInfo]] = []
-        for listed in self._listed(query, status, text):
+        place = query.after
+        for listed in self._listed(query, filters):
             info = run_info(self._reader, listed)
-            # Of a run without an end the status is known only here, and it may have ended since the list was read.
-            if status is None or info.status == status:
-                found.append((listed.place, info))
+            fits = filters.allow(info)
+            if fits and filters.look_inside(info):
+                if place is not None and read and read + listed.last > MOST_COMMITS:
+                    return Page([info for _, info in found], cursor_of(place))
+                record = None
+                with suppress(ThreadError, StoreError):  # deleted since, or not readable: the entry is there
+                    record = ArchivedThread(self._reader, listed.thread.name).record(listed.run.id)
+                    read += max(listed.last, len(record.steps))
+                fits = filters.fit(info, record)
+            place = listed.place
+            if fits:
+                found.append((place, info))
             if len(found) > query.limit:  # one more than the page has: there is a next one
-                return Page([info for _, info in found[:-1]], _cursor(found[-2][0]))
+                return Page([info for _, info in found[:-1]], cursor_of(found[-2][0]))
         return Page([info for _, info in found])
 
-    def _listed(self, query: RunQuery, status: str | None, text: str | None) -> Iterator[ListedRun]:
+    def _listed(self, query: RunQuery, filters: RunFilters) -> Iterator[ListedRun]:
         """The runs that may be on a page, in its order, read in batches."""
-        # A store knows how runs have ended, and not whether the owner of one without an end is alive: it has one status
-        # for those that run and those that have crashed.
-        if status is not None:
-            query = query._replace(statuses=frozenset([status if status in ENDED else ""]))
         # What the store chooses alone fills the page at once; of the rest a batch is read, since few may be wanted.
-        chosen_by_store = text is None and (status is None or status in ENDED)
-        query = query._replace(limit=query.limit + 1 if chosen_by_store else max(BATCH, query.limit + 1))
+        query = query._replace(limit=query.limit + 1 if filters.chosen_by_store else max(BATCH, query.limit + 1))
         while True:
             batch = self._reader.store.list_runs(query)
-            for listed in batch:
-                if text is None or self._has(text.casefold(), listed):
-                    yield listed
+            yield from batch
             if len(batch) < query.limit:
                 return
             query = query._replace(after=batch[-1].place)
-
-    def _has(self, text: str, listed: ListedRun) -> bool:
-        """Return whether the name of the thread, or the message of a failure, has a text in it."""
-        if text in listed.thread.name.casefold():
-            return True
-        try:
-            failures = failures_of_run(self._reader.store, listed)
-        except Exception as error:  # noqa: BLE001 - the list shows it as the failure of the run
-            failures = (unreadable(error),)
-        return any(text in f"{failure.type}: {failure.message}".casefold() for failure in failures)
-
-
-def _check(limit: int, **names: str | None) -> None:
-    """Raise for a number of runs that is none, and for names that are no texts."""
-    if isinstance(limit, bool) or int(limit) != limit or limit < 1:
-        raise ValueError(f"limit={limit!r}: give a whole number, 1 or more")
-    for option, name in names.items():
-        if not isinstance(name, str | None):
-            raise TypeError(f"{option}={name!r}: give a name")
-
-
-def _seconds(option: str, time: datetime | None) -> float | None:
-    """The seconds since the Unix epoch of a time, which is local time without a time zone."""
-    if time is None:
-        return None
-    if not isinstance(time, datetime):
-        raise TypeError(f"{option}={time!r}: give a datetime, for example datetime.now() - timedelta(days=1)")
-    try:
-        return time.timestamp()
-    except (ValueError, OverflowError, OSError) as error:
-        raise ValueError(f"{option}={time!r} is too far away to be a local time: give it a time zone") from error
-
-
-def _cursor(place: RunPlace) -> str:
-    return f"{place.started!r},{place.run},{place.thread}"
-
-
-def _place(cursor: str | None) -> RunPlace | None:
-    if cursor is None:
-        return None
-    started, run, thread, *_ = (*cursor.split(",", 2), "", "")
-    try:
-        if not run:
-            raise ValueError(cursor)
-        return RunPlace(float(started), run, thread)
-    except ValueError:
-        raise ValueError(f"after={cursor!r} is no cursor: pass page.next of the page before") from None

@@ -8,14 +8,12 @@ from typing import Any, Self, TypeVar
 
 from dspyer import START
 from dspyer.display import RunInfo
-from dspyer.errors import StoreError
 from dspyer.events import Question
-from dspyer.extend import full_id
 from dspyer.failure import Failure
-from dspyer.log.reader import HistoryReader, read_run, rows_through
-from dspyer.log.rows import EndRow, OpenRow, RowKind, run_label, sum_usage
-from dspyer.log.time_travel import failures_in, questions_at
-from dspyer.record.stored import current_status
+from dspyer.log.reader import HistoryReader, read_run
+from dspyer.log.rows import EndRow, OpenRow, RowKind, sum_usage
+from dspyer.log.time_travel import questions_at
+from dspyer.record.stored import current_status, failures_of_run
 from dspyer.stores import Store
 from dspyer.stores.base import ListedRun, Point
 
@@ -76,7 +74,7 @@ def run_info(reader: HistoryReader, listed: ListedRun) -> RunInfo:
     if status != "completed" and last >= 0:
         questions = read(lambda: questions_at(reader, at), questions)
     found: tuple[Failure, ...] = ()
-    found = read(lambda: failures_of_run(store, listed), found)
+    found = read(lambda: failures_of_run(reader, listed), found)
     # Its own failures first: why the run failed says more than what could not be read of it.
     failures = [*(one.model_copy(update={"traceback": ""}) for one in found), *map(unreadable, gaps)]
     return RunInfo(
@@ -97,20 +95,6 @@ def run_info(reader: HistoryReader, listed: ListedRun) -> RunInfo:
 def unreadable(error: Exception) -> Failure:
     """The entry in a list of a run of which something cannot be read."""
     return Failure.of(error, node="archive")
-
-
-def failures_of_run(store: Store, listed: ListedRun) -> tuple[Failure, ...]:
-    """The failures with which a run ended. Their executions have the label of the run in front, as ids of commits.
-
-    If its last row is damaged or lost, that is what is said to have failed.
-    """
-    end = listed.end
-    try:
-        found = () if end is None else failures_in(store, *rows_through(store, listed.run.id, end.seq, end.seq))
-    except StoreError as error:
-        return (unreadable(error),)
-    label = run_label(listed.run)
-    return tuple([one.model_copy(update={"execution": full_id(label, one.execution)}) for one in found])
 
 
 def count_steps(store: Store, at: Point) -> int:

@@ -173,6 +173,9 @@ def play(start: Callable[[], Run], common: CommonOptions, program: CompiledGraph
         nothing = RunInfo("", "", program.graph.name, status, 0, began, ended, {}, None)
         info = {**(nothing if run is None else RunInfo.of(run.record())).to_dict(), "thread": None}
     completed = run is not None and run.status == "completed"
-    outputs = {name: encode(freeze(value)) for name, value in run.prediction.items()} if run and completed else None
+    found = {name: freeze(value) for name, value in run.prediction.items()} if run and completed else {}
+    if run is not None and run._redactor is not None and not common.unredacted:
+        found = {name: run._redactor.field(name, value) for name, value in found.items()}
+    outputs = {name: encode(value) for name, value in found.items()} if completed else None
     common.show({**info, "outputs": outputs}, print_result)
     return status

@@ -83,7 +83,11 @@ class Reading:
 
     def _listed(self, listing: Callable[..., Any], request: Request) -> dict[str, Any]:
         query = request.query_params
-        filters = {name: query[name] for name in ("status", "graph", "thread", "text", "after") if query.get(name)}
+        filters = {
+            name: query[name]
+            for name in ("status", "graph", "thread", "contains", "node", "model", "after")
+            if query.get(name)
+        }
         times = {name: _time(query[name], name) for name in ("since", "until") if query.get(name)}
         limit = number(request, "limit", 100, 1, MOST_RUNS)
         try:

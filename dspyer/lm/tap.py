@@ -200,6 +200,33 @@ class TappedCall:
             return None
         return sum((one.prompt * known[0] + one.response * known[1]) / 1e6 for one in counts)
 
+    def record(self, predictor: str = "", *, texts: bool) -> LMCall:
+        """The record of the call, which has ended, with messages and responses or without."""
+        entry, here, counts, error = self.entry or {}, self.execution, self.counts, self.error
+        made = LMCall(
+            here.id,
+            here.node,
+            predictor,
+            str(self.lm.model),
+            entry.get("response_model"),
+            sum(one.prompt for one in counts),
+            sum(one.response for one in counts),
+            self.cost,
+            self.seconds,
+            self.began,
+            error is None and not counts,
+            _finish_reason(entry.get("response")),
+            here.attempt,
+            None if error is None else type(error).__name__,
+            requests=self.requests,
+            fallback=bool(entry.get(FALLBACK) or (error is None and getattr(self.lm, FALLBACK, False))),
+        )
+        if not texts:
+            return made
+        if error is not None:
+            return replace(made, messages=_messages(self), failed=f"{made.failed}: {error_text(error)}")
+        return replace(made, messages=_messages(self), response=_response(entry.get("outputs", self.outputs)))
+
 
 class _Tap(BaseCallback):
     """The callback of DSPy. There is one: a call finds its subscribers where it is made."""
@@ -458,30 +485,7 @@ class LMRecorder(Subscriber):
 
     def ended(self, call: TappedCall) -> None:
         """Records a call that has ended."""
-        entry, here, counts, error = call.entry or {}, call.execution, call.counts, call.error
-        made = LMCall(
-            here.id,
-            here.node,
-            self._name(call),
-            str(call.lm.model),
-            entry.get("response_model"),
-            sum(one.prompt for one in counts),
-            sum(one.response for one in counts),
-            call.cost,
-            call.seconds,
-            call.began,
-            error is None and not counts,
-            _finish_reason(entry.get("response")),
-            here.attempt,
-            None if error is None else type(error).__name__,
-            requests=call.requests,
-            fallback=bool(entry.get(FALLBACK) or (error is None and getattr(call.lm, FALLBACK, False))),
-        )
-        if self.wants_texts and error is not None:
-            made = replace(made, messages=_messages(call), failed=f"{made.failed}: {error_text(error)}")
-        elif self.wants_texts:
-            made = replace(made, messages=_messages(call), response=_response(entry.get("outputs", call.outputs)))
-        self._add(made)
+        self._add(call.record(self._name(call), texts=self.wants_texts))
 
     def returned(self, calls: Iterable[LMCall]) -> None:
         """Adds the calls that a worker of an executor has made."""

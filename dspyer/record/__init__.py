@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING
 from dspyer.hints import lazy_names
 
 if TYPE_CHECKING:
+    from dspyer.record.compare import Comparison, Pair
     from dspyer.record.drawn import Checked, DrawnGraph
     from dspyer.record.items import Items
     from dspyer.record.making import RecordStep, StepQuestion, Wrote
@@ -13,8 +14,10 @@ if TYPE_CHECKING:
 
 __all__ = [
     "Checked",
+    "Comparison",
     "DrawnGraph",
     "Items",
+    "Pair",
     "Record",
     "RecordStep",
     "StepQuestion",
@@ -25,5 +28,5 @@ __all__ = [
 
 # A graph knows `record.drawn`; the rest is for readers of runs.
 _HOMES = {"Record": "record", "Checked": "drawn", "DrawnGraph": "drawn", "Items": "items"}
-_HOMES |= {"ToolCall": "turns", "Turn": "turns"}
+_HOMES |= {"Comparison": "compare", "Pair": "compare", "ToolCall": "turns", "Turn": "turns"}
 __getattr__ = lazy_names(__name__, {name: _HOMES.get(name, "making") for name in __all__})

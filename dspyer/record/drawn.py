@@ -51,6 +51,8 @@ class DrawnGraph:
         text: the graph in words, as `program.graph.explain()` said.
         checks: its checks by name.
         maps: its maps by name.
+        lists: the fields of which an update may be one item of a list.
+        failures: by node, the fields that may get its failures.
         inner: the graphs inside of it, by node, or by the name under which a node calls one.
     """
 
@@ -63,6 +65,8 @@ class DrawnGraph:
     text: str = ""
     checks: Mapping[str, Checked] = field(default_factory=dict)
     maps: Mapping[str, Mapped] = field(default_factory=dict)
+    lists: tuple[str, ...] = ()
+    failures: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     inner: Mapping[str, DrawnGraph] = field(default_factory=dict)
 
     def kind(self, node: str) -> str:

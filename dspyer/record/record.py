@@ -14,8 +14,9 @@ from dspyer.ids import full_id
 from dspyer.log.rows import total_cost
 from dspyer.patch import DELETE
 from dspyer.policies import Pattern
+from dspyer.record.compare import Comparison
 from dspyer.record.drawn import DrawnGraph
-from dspyer.record.making import RecordStep, RunEnding, RunSteps, Wrote
+from dspyer.record.making import RecordStep, RunEnding, RunSteps, Wrote, covered, span_of
 from dspyer.record.turns import sent_messages
 from dspyer.record.written import RecordWriter
 from dspyer.redaction import Redaction
@@ -94,6 +95,9 @@ class Record:
     ) -> Record:
         """The record of a run by what is known of it."""
         label, failures = steps.label, ending.failures
+        made = steps.make(ending)
+        if steps.redactor is not None:  # by now it knows all that is hidden
+            failures = [steps.redactor.failure(one) for one in failures]
         return cls(
             label or run_id,
             run_id,
@@ -103,7 +107,7 @@ class Record:
             started,
             ending.ended,
             ending.usage,
-            steps.make(ending),
+            made,
             tuple([one.model_copy(update={"execution": full_id(label, one.execution)}) for one in failures]),
             origin,
             tuple(hidden) if isinstance(hidden, list) else hidden,
@@ -122,6 +126,50 @@ class Record:
     def cost(self) -> float | None:
         """The cost, US dollars; None if the price of a model is not known."""
         return total_cost(self.usage)
+
+    @property
+    def requests(self) -> int:
+        """The number of requests that it has sent to language models."""
+        return sum([used.get("requests", 0) for used in self.usage.values()])
+
+    @property
+    def tokens(self) -> tuple[int, int]:
+        """The tokens of its prompts and of its responses."""
+        prompts, responses = [
+            sum([used.get(name, 0) for used in self.usage.values()]) for name in ("prompt_tokens", "completion_tokens")
+        ]
+        return prompts, responses
+
+    @property
+    def seconds(self) -> float:
+        """The seconds in which it worked: without what it has `waited`, and the time between a crash and the resume."""
+        return covered([span_of(step) for step in self.steps if step.parent is None]) - self.waited
+
+    @property
+    def waited(self) -> float:
+        """The seconds in which it did nothing but wait for answers."""
+        around = {step.parent for step in self.steps}
+        work = [span_of(step) for step in self.steps if step.id not in around]
+        return covered([*work, *[asked.span for step in self.steps if (asked := step.asked)]]) - covered(work)
+
+    def compare(self, other: Record) -> Comparison:
+        """Compare the run with another one: figures, and the steps in pairs, with what differs.
+
+        Args:
+            other: the record of the other run.
+
+        Returns:
+            The comparison, of which this run is `a`; `print` shows it.
+
+        Example:
+            >>> from dspyer import END, START, Graph
+            >>> graph = Graph().add_node("add", lambda n: {"n": n + 1},
+            ...     writes=["n"]).add_path(START, "add", END)
+            >>> a, b = [graph.compile().run({"n": n}).record() for n in (1, 2)]
+            >>> [(pair.node, pair.changed) for pair in a.compare(b).pairs]
+            [('START', ('n',)), ('add', ('n',))]
+        """
+        return Comparison.of(self, other)
 
     def has(self, id: str) -> bool:  # noqa: A002 - the name of the attribute
         """Return whether there is a step with an id."""

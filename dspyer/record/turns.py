@@ -148,6 +148,14 @@ def _messages(commit: Commit) -> Iterator[FrozenDict[str, Any]]:
     return messages_in(commit.patch.get(MESSAGES))
 
 
+def said(commit: Commit) -> list[Any]:
+    """The words of the turns of a commit: of each the thought, and the functions that it calls."""
+    return [
+        (message.raw("content", ""), [thaw(call.raw("function")) for call in message.raw("tool_calls").raw_items()])
+        for message in _turn_messages(commit)
+    ]
+
+
 def sent_messages(commit: Commit) -> list[dict[str, Any]]:
     """The messages of `thread.send` that a commit has taken into its conversation: number, text, author and time."""
     return [

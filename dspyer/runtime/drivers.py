@@ -57,8 +57,8 @@ from dspyer.nodes.binding import check_resources
 from dspyer.nodes.steps import arun_script, async_bridge, run_script
 from dspyer.patch import DELETE, diff_value, seal
 from dspyer.runtime.execution import TaskWorkers, ThreadWorkers, WorkOutcome, run_here, script, straight_paths
-from dspyer.runtime.inner_runs import check_same_inputs
-from dspyer.runtime.request import CALLED, CANCELLED, INTERRUPTED, REQUEST, Request, RunStart
+from dspyer.runtime.inner_runs import check_same_inputs, is_part
+from dspyer.runtime.request import CALLED, CANCELLED, INTERRUPTED, REQUEST, UNFINISHED, Request, RunStart
 from dspyer.runtime.run import ATTRIBUTE as LINK
 from dspyer.runtime.run import Prediction, Run, RunLink, take_run
 from dspyer.runtime.run_log import RunLog
@@ -495,10 +495,16 @@ def _close(session: Session, request: Request) -> None:
 
 
 def _result(session: Session, request: Request) -> dspy.Prediction:
-    """The outputs of a completed run; raises the error of any other one."""
+    """The outputs of a completed run; raises the error of any other one.
+
+    A question or a stop is no fault. Where the caller finds it in `outcome`, the module that DSPy traces returns, so
+    that its span is no error.
+    """
     outcome, keeps_events = request.outcome, request.options.keeps_events
     ended = outcome.ended
     assert ended is not None
+    if ended.status in UNFINISHED and (keeps_events or is_part(request)):
+        return Prediction()
     if not keeps_events:  # no `Run` will be made of it
         outcome.ended = None
     if ended.error is not None:

@@ -84,6 +84,11 @@ def _session_of(attempt: Attempt) -> Session | None:
     return attempt.host if isinstance(attempt.host, Session) else None
 
 
+def is_part(request: Request) -> bool:
+    """Tell if the run of a request is a part of a run in this process."""
+    return request.inside is not None and request.inside.events is not None
+
+
 @contextmanager
 def part_of_run(
     attempt: Attempt,
@@ -118,6 +123,12 @@ def part_of_run(
         try:
             try:
                 yield request
+                if (ended := request.outcome.ended) is not None:
+                    request.outcome.ended = None
+                    try:
+                        raise ended.error or Interrupt(ended.questions)
+                    finally:
+                        del ended  # its error refers to this frame
             finally:
                 _pass_on(attempt, around, request)
         except Interrupted as interruption:

@@ -12,7 +12,7 @@ import dspy
 
 from dspyer.budget import Budget, Spending
 from dspyer.clock import TimeLimit
-from dspyer.errors import Interrupted, unwrap_stop_iteration
+from dspyer.errors import unwrap_stop_iteration
 from dspyer.events import Event
 from dspyer.graph.spec import GraphSpec
 from dspyer.layers.layer import Layer
@@ -151,6 +151,10 @@ INTERRUPTED = "Ctrl-C was pressed"
 FAILED_BESIDE = "a branch beside it failed"
 
 
+UNFINISHED = ("interrupted", "stopped")
+"""How a run ends that may go on."""
+
+
 class Outcome:
     """The sessions and results of a request. A wrapper of a program may call it several times: the last run counts.
 
@@ -190,11 +194,11 @@ class Outcome:
         return None if ended is None else ended.error
 
     def ended_with(self, error: BaseException) -> bool:
-        """Tell if `error` is how the last session ended: its failure or stop, or `Interrupted` for its questions."""
+        """Tell if `error` is how the last session ended. A wrapper may fail at what an unfinished run has not given."""
         ended = self.ended or self.returned
         if ended is None:
             return False
-        return ended.error is unwrap_stop_iteration(error) or (isinstance(error, Interrupted) and bool(ended.questions))
+        return ended.error is unwrap_stop_iteration(error) or ended.status in UNFINISHED
 
 
 @dataclass(frozen=True, eq=False, slots=True)  # each is one call, and equal to no other

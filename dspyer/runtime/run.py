@@ -242,7 +242,8 @@ class Run:
         self._scope = session.ids.scope
         self._depth = len(self._scope)
         records = session.records
-        self._source = None if session.log is None else session.log.source(session.graph.topology.schema)
+        graph = session.graph
+        self._source = None if session.log is None else session.log.source(graph.topology.schema, graph.redaction)
         self._prefixes = session.run_start.id_prefixes, session.ids.prefix
         self.answers: tuple[Answer, ...] = () if self._depth or not records.answers else records.given_answers()
         items = records.items or records.finished
@@ -596,7 +597,7 @@ class Run:
         if self._source is not None:
             # A thread that was deleted, or a store that was closed, takes nothing from what this process knows.
             with suppress(StoreError):
-                return record_at(*self._source, self._redactor)
+                return record_at(*self._source)
         thread, graph = "" if self._source is None else self._source[1], self._graph
         began = self._ended - self.duration
         return Record.of(*self._facts(self._redactor), self.run_id, thread, began, graph.hidden, graph.recorded)

@@ -1,9 +1,9 @@
 """Spans of OpenTelemetry: one for each run, one for each execution of a node in it, one for each further attempt.
 
 There is nothing to switch on. Where the program has imported OpenTelemetry, a run asks once whether it has set a tracer
-provider; without one there is no `RunSpans`. In any other program nothing here is called. dspyer makes no spans for LM
-calls: those of DSPy's instrumentations become children of the node's span, since it is the current one while the node
-runs.
+provider; without one there is no `RunSpans`. In any other program nothing here is called. The span of a node is the
+current one while it runs, so spans of DSPy's instrumentations become its children. Each LM call has a span as well,
+unless one of them has made it already (`ChatSpans`).
 
 - A span that is current belongs to a thread or a task: it is made current, and no longer is, by a generator around the
   script of an execution (`nodes.steps`), so on every path, and in every mode.
@@ -24,6 +24,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any, ClassVar, Final
 
+import dspy
 from pydantic_core import to_json
 
 from dspyer import START, ImmutableState
@@ -35,17 +36,19 @@ from dspyer.events import (
     ConflictFound,
     Joined,
     LiveConflict,
+    LMCall,
     NodeFailed,
     Posted,
     is_built_in,
     path_of_event,
 )
-from dspyer.extend import Call, Event, Inner, Layer, Place, Script, path_text, thaw, whole_execution
+from dspyer.extend import Address, Call, Event, Inner, Layer, Place, Script, path_text, thaw, whole_execution
 from dspyer.graph.spec import GraphSpec
 from dspyer.ids import FIRST
-from dspyer.layers.redacted import Redacted, redacted
+from dspyer.layers.redacted import redacted
+from dspyer.lm.not_public import CALLERS, BaseCallback
+from dspyer.lm.tap import subscribing
 from dspyer.log.rows import StoredTrace
-from dspyer.scheduler.schedule import RunState
 
 UNTRACED: Final[AbstractContextManager[None]] = nullcontext()
 OPENTELEMETRY: Final = "opentelemetry.trace"
@@ -61,6 +64,9 @@ logger = logging.getLogger("dspyer")
 
 INVOKE_RUN: Final = "invoke_workflow"  # the name of the convention; dspyer itself says "run"
 INVOKE_NODE: Final = "invoke_node"
+INVOKE_AGENT: Final = "invoke_agent"
+EXECUTE_TOOL: Final = "execute_tool"
+CHAT: Final = "chat"
 
 SPAN_KIND: Final = "openinference.span.kind"
 NODE_ID: Final = "graph.node.id"
@@ -73,6 +79,19 @@ OUTPUT: Final = "output.value"
 OUTPUT_TYPE: Final = "output.mime_type"
 OPERATION: Final = "gen_ai.operation.name"
 GRAPH_NAME: Final = "gen_ai.workflow.name"
+AGENT_NAME: Final = "gen_ai.agent.name"
+TOOL_NAME: Final = "gen_ai.tool.name"
+TOOL_CALL: Final = "gen_ai.tool.call.id"
+PROVIDER: Final = "gen_ai.provider.name"
+MODEL: Final = "gen_ai.request.model"
+RESPONSE_MODEL: Final = "gen_ai.response.model"
+FINISH_REASONS: Final = "gen_ai.response.finish_reasons"
+INPUT_TOKENS: Final = "gen_ai.usage.input_tokens"
+OUTPUT_TOKENS: Final = "gen_ai.usage.output_tokens"
+INPUT_MESSAGES: Final = "gen_ai.input.messages"
+OUTPUT_MESSAGES: Final = "gen_ai.output.messages"
+ERROR_TYPE: Final = "error.type"
+COST: Final = "dspyer.cost"
 CONVERSATION: Final = "gen_ai.conversation.id"
 RUN_ID: Final = "dspyer.run_id"
 STATUS: Final = "dspyer.status"
@@ -93,6 +112,16 @@ ATTEMPT_FAILED: Final = "dspyer.attempt_failed"
 
 _KINDS: Final = {"tool": "TOOL", "check": "EVALUATOR"}  # of OpenInference, by kind of node; any other is a CHAIN
 _JSON: Final = "application/json"
+
+_PROVIDERS: Final = {
+    "azure": "azure.ai.openai",
+    "bedrock": "aws.bedrock",
+    "gemini": "gcp.gemini",
+    "mistral": "mistral_ai",
+    "vertex_ai": "gcp.vertex_ai",
+    "xai": "x_ai",
+}
+"""The names of the conventions, by what stands in front of the model, where they differ."""
 
 CAPTURE: Final = "OTEL_INSTRUMENTATION_GENAI_CAPTURE_MESSAGE_CONTENT"
 _CAPTURES: Final = ("true", "span_only", "span_and_event")
@@ -261,8 +290,8 @@ class RunSpans:
         self._stored = run.log is not None and not run.scope
         self._thread = "" if run.log is None else run.log.journal.thread
         self._captures = os.environ.get(CAPTURE, "").strip().lower() in _CAPTURES
-        self._hidden = Redacted()
-        self._is_outermost = around is None
+        self._hidden: Any = None
+        self.is_outermost = around is None
         self._running: dict[str, _Running] = {}
         self._span: Span = api.trace.INVALID_SPAN
         self._context = api.context.get_current()
@@ -282,10 +311,12 @@ class RunSpans:
         user_session = api.context.get_value(SESSION_ID, current)  # of OpenInference's `using_session`
         if self._thread:
             self._common = {SESSION_ID: user_session or self._thread, CONVERSATION: self._thread}
+        is_agent = any(node.kind == "mode" for node in graph.nodes.values())
+        operation = INVOKE_AGENT if is_agent else INVOKE_RUN
         attributes: dict[str, Any] = {
-            SPAN_KIND: "CHAIN",
-            OPERATION: INVOKE_RUN,
-            GRAPH_NAME: graph.name,
+            SPAN_KIND: "AGENT" if is_agent else "CHAIN",
+            OPERATION: operation,
+            AGENT_NAME if is_agent else GRAPH_NAME: graph.name,
             RUN_ID: session.run_id,
             **self._common,
         }
@@ -297,7 +328,7 @@ class RunSpans:
             around = api.trace.get_current_span(current).get_span_context()
             links, continues = self._links(trace, around, current)
             self._span = self._tracer.start_span(
-                f"{INVOKE_RUN} {graph.name}", current, attributes=attributes, links=links
+                f"{operation} {graph.name}", current, attributes=attributes, links=links
             )
             inside = api.trace.set_span_in_context(self._span, current)
             if api.context.get_value(api.caller_key, inside) is not None:
@@ -355,12 +386,12 @@ class RunSpans:
         self._end_span(span)
 
     def _run_failed(self, span: Span, error: BaseException) -> None:
-        if self._hidden.redactors and not self._is_outermost:  # it is not redacted yet by the graphs around it
+        if self._hidden.redactors and not self.is_outermost:  # it is not redacted yet by the graphs around it
             self._set_failed(span, type(error).__name__)
         else:
             self._failed(span, unwrap_stop_iteration(error))
 
-    def _outputs(self, run: RunState, inputs: ImmutableState) -> str:
+    def _outputs(self, run: Any, inputs: ImmutableState) -> str:
         state, names = run.trunk_state, self._graph.outputs
         return self._shown(state, [name for name in state if name not in inputs] if names is None else names)
 
@@ -398,9 +429,16 @@ class RunSpans:
     def _begin_node(self, call: Call) -> _Running | None:
         name, attempt, position = call.node, call.context.delegate, call.context.delegate.position
         node = self._graph.nodes[name]
+        operation, told = INVOKE_NODE, dict[str, Any]()
+        if node.kind == "tool":
+            operation, told = EXECUTE_TOOL, {TOOL_NAME: name}
+            sent = None if call.overlay is None else thaw(call.overlay).get("call")
+            if isinstance(sent, dict) and isinstance(sent.get("id"), str):
+                told[TOOL_CALL] = sent["id"]
         attributes = {
             SPAN_KIND: _KINDS.get(node.kind, "CHAIN"),
-            OPERATION: INVOKE_NODE,
+            OPERATION: operation,
+            **told,
             NODE_ID: self._prefix + name,
             NODE_NAME: name,
             BRANCH: path_text(attempt.branch),
@@ -416,7 +454,7 @@ class RunSpans:
             # The first node of a run inside of a node follows that node.
             elif self._prefix:
                 attributes[NODE_PARENT] = self._prefix[:-1]
-            running = _Running(self._tracer.start_span(f"{INVOKE_NODE} {name}", self._context, attributes=attributes))
+            running = _Running(self._tracer.start_span(f"{operation} {name}", self._context, attributes=attributes))
             if running.span.is_recording():
                 self._running[attempt.execution] = running
                 if self._captures:
@@ -482,6 +520,49 @@ class RunSpans:
             if status:
                 span.set_attribute(STATUS, status)
             span.end(ended)
+
+    # --- LM calls
+
+    def chat(self, execution: str, model: str, began: float | None = None) -> Span | None:
+        """Begins the span of an LM call; None if the tracer raised."""
+        provider, _, name = model.partition("/")
+        attributes = {SPAN_KIND: "LLM", OPERATION: CHAT, MODEL: name or model, **self._common}
+        if name:
+            attributes[PROVIDER] = _PROVIDERS.get(provider, provider)
+        # A thread that code of the node has started may have no context.
+        there = self._api.trace.get_current_span().get_span_context().is_valid
+        around = None if there else self._api.trace.set_span_in_context(self._span_of(execution), self._context)
+        at, kind = None if began is None else int(began * 1e9), self._api.trace.SpanKind.CLIENT
+        with self._guard:
+            return self._tracer.start_span(f"{CHAT} {name or model}", around, kind, attributes, start_time=at)
+        return None
+
+    @property
+    def shows_messages(self) -> bool:
+        """Return whether spans of LM calls have messages. Where values are hidden none do: prompts hold them."""
+        return self._captures and not self._hidden.redactors
+
+    def end_chat(self, span: Span, made: LMCall, ended: float | None = None) -> None:
+        """Ends the span of an LM call."""
+        with self._guard:
+            told = {RESPONSE_MODEL: made.response_model, COST: made.cost}
+            span.set_attributes({name: value for name, value in told.items() if value is not None})
+            span.set_attributes({INPUT_TOKENS: made.prompt_tokens, OUTPUT_TOKENS: made.response_tokens})
+            if made.finish_reason is not None:
+                span.set_attribute(FINISH_REASONS, [made.finish_reason])
+            if made.failed is not None:
+                name = made.failed.partition(":")[0]
+                span.set_attribute(ERROR_TYPE, name)
+                if name not in ("CancelledError", "Interrupt"):
+                    self._set_failed(span, made.failed if self.shows_messages else name)
+            if self.shows_messages and made.messages is not None:
+                span.set_attribute(INPUT_MESSAGES, _messages_text(made.messages))
+            if self.shows_messages and made.response is not None:
+                given = made.response if isinstance(made.response, list) else [made.response]
+                reason = made.finish_reason or "stop"
+                said = [{"role": "assistant", "content": one, "finish_reason": reason} for one in given]
+                span.set_attribute(OUTPUT_MESSAGES, _messages_text(said))
+        self._end_span(span, None if ended is None else int(ended * 1e9))
 
     # --- what events add to spans
 
@@ -616,6 +697,92 @@ class _OpenRuns(list["RunSpans"]):
         return next((one for one in found if execution in one._running), found[-1] if found else None)
 
 
+class ChatSpans(BaseCallback):
+    """Makes the spans of LM calls: it hears of them as the tap does, and is the last callback that DSPy calls.
+
+    Where an instrumentation has made a span of the call, there is none of these. Whose wrapper is around the LM has
+    made it the current one before any callback begins, and it says that it is of an LM. Whose callback makes one has
+    done so since, as this is the last.
+    """
+
+    def __init__(self, open_runs: _OpenRuns) -> None:
+        self._open_runs = open_runs
+        self._api = open_runs.tracing[0]
+        self._before: dict[Any, Span] = {}
+        self._open: dict[Any, tuple[RunSpans, Span, _Current] | None] = {}
+
+    def settings(self) -> dict[str, Any]:
+        """The settings of DSPy in which it hears of LM calls."""
+        found = subscribing(self)
+        callbacks = found.get("callbacks", dspy.settings.callbacks)
+        return found | {"callbacks": type(callbacks)([*callbacks, self])}
+
+    def begins(self, call: Any) -> None:
+        """Hears that a call begins, before DSPy's other callbacks."""
+        self._before[call] = self._api.trace.get_current_span()
+
+    def on_lm_start(self, **_: Any) -> None:
+        """Begins its span, if no other callback and no wrapper has."""
+        callers = dspy.settings.get(CALLERS) or [None]
+        before = self._before.pop(callers[0], None)
+        if before is None:
+            return
+        call, now = callers[0], self._api.trace.get_current_span()
+        self._open[call] = None
+        spans = None if now is not before or _is_of_lm(now) else self._spans(call.execution.id)
+        span = None if spans is None else spans.chat(_own(call.execution.id), str(call.lm.model))
+        if spans is not None and span is not None:
+            block = _Current(self._api, self._api.trace.set_span_in_context(span))
+            block.__enter__()
+            self._open[call] = spans, span, block
+
+    def ended(self, call: Any) -> None:
+        """Ends its span; that of an LM whose class calls no callbacks begins only now."""
+        self._before.pop(call, None)
+        if call in self._open:
+            if (found := self._open.pop(call)) is not None:
+                spans, span, block = found
+                block.__exit__()
+                spans.end_chat(span, call.record(texts=spans.shows_messages))
+        elif not _is_of_lm(self._api.trace.get_current_span()):
+            self.returned([call.record(texts=True)])
+
+    def returned(self, calls: Iterable[LMCall]) -> None:
+        """Makes the spans of calls that have ended elsewhere."""
+        for call in calls:
+            spans = self._spans(call.execution)
+            span = None if spans is None else spans.chat(_own(call.execution), call.model, call.started)
+            if spans is not None and span is not None:
+                spans.end_chat(span, call, call.started + call.seconds)
+
+    def _spans(self, execution: str) -> RunSpans | None:
+        """The spans of the run in which an execution runs."""
+        return self._open_runs.last(Address.parse(execution).scope, _own(execution))
+
+
+def _own(execution: str) -> str:
+    return Address.parse(execution).own
+
+
+def _is_of_lm(span: Any) -> bool:
+    """Return whether a span says that it is of an LM call."""
+    attributes = getattr(span, "attributes", None) or {}
+    return attributes.get(SPAN_KIND) == "LLM" or attributes.get(OPERATION) in (CHAT, "text_completion")
+
+
+def _messages_text(messages: Iterable[Any]) -> str:
+    """Messages in the form of the conventions: their content is a list of parts."""
+    return _json_text([_message(one) for one in messages])
+
+
+def _message(given: Any) -> dict[str, Any]:
+    found = dict(given) if isinstance(given, Mapping) else {"role": "user", "content": given}
+    content = found.pop("content", None)
+    parts = content if isinstance(content, list) else [] if content is None else [content]
+    shown = [{"type": "text", "content": one} if isinstance(one, str) else one for one in parts]
+    return {"role": found.pop("role", "user"), "parts": shown, **found}
+
+
 class _SpansOfRun(Layer):
     __slots__ = ("_open_runs", "_spans")
 
@@ -642,7 +809,11 @@ class NodeSpans(_SpansOfRun):
         assert self._spans is not None
         try:
             with self._spans.begin(run):
-                yield
+                if self._spans.is_outermost:
+                    with dspy.context(**ChatSpans(self._open_runs).settings()):
+                        yield
+                else:
+                    yield
         finally:
             self._spans.end(run)
             self._open_runs.remove(self._spans)
@@ -698,7 +869,7 @@ class AttemptSpans(ItemSpans):
         return spans.below(call, inner, f"attempt {attempt.number}", "", **{ATTEMPT: attempt.number, **part})
 
 
-def _node_before(run: RunState, head: int) -> str:
+def _node_before(run: Any, head: int) -> str:
     """The node from which a branch came, the first one after a join; "" for a node after `START`."""
     entry = run.log[head]
     while len(entry.parents) > 1:

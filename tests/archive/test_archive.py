@@ -83,8 +83,8 @@ def test_lists_are_newest_first_and_filtered() -> None:
     assert [info.thread for info in archive.threads(status="failed")] == ["d/ü"]
     assert facts(archive, graph="Other") == [("e", "completed")]
     assert facts(archive, thread="b") == [("b", "completed"), ("b", "failed")]
-    assert facts(archive, text="D/Ü") == [("d/ü", "failed")]
-    assert facts(archive, text="CANNOT READ") == [("d/ü", "failed"), ("b", "failed")]
+    assert facts(archive, contains="D/Ü") == [("d/ü", "failed")]
+    assert facts(archive, contains="CANNOT READ") == [("d/ü", "failed"), ("b", "failed")]
     middle = archive.runs()[2].started
     assert facts(archive, since=middle) == everything[:3]
     assert facts(archive, until=middle) == everything[3:]
@@ -110,7 +110,7 @@ def test_pages_have_each_run_once_whatever_is_added_meanwhile() -> None:
     archive = Archive(store)
     before = facts(archive)
     filters: dict[str, str]
-    for filters, counts in (({}, 5), ({"text": "b"}, 3), ({"status": "failed"}, 2)):
+    for filters, counts in (({}, 5), ({"contains": "b"}, 3), ({"status": "failed"}, 2)):
         found, after = [], None
         while True:
             page = archive.runs(**filters, after=after, limit=1)  # type: ignore[arg-type]
@@ -273,7 +273,7 @@ def test_nothing_of_the_program_and_no_dspy_is_imported(tmp_path: Path) -> None:
 import sys
 from dspyer import Archive
 with Archive({str(path)!r}) as archive:
-    for info in archive.runs(text="b"):
+    for info in archive.runs(contains="b"):
         thread = archive.thread(info.thread)
         info.to_dict(), thread.graph().to_svg(), thread.graph().explain(), thread.failures(), thread.info().questions
         for commit in thread.history():
@@ -296,7 +296,7 @@ def test_an_encrypted_store_is_recognized(tmp_path: Path, monkeypatch: pytest.Mo
     with Encrypted(path, key) as store:
         fill(program(store))
     with Archive(path, key=key) as archive:
-        assert facts(archive, text="cannot read") == [("d/ü", "failed"), ("b", "failed")]
+        assert facts(archive, contains="cannot read") == [("d/ü", "failed"), ("b", "failed")]
         assert archive.thread("a").at(2)["n"] == 1
     with Archive(path) as archive:
         assert [info.status for info in archive.runs(thread="a")] == ["completed"]

@@ -296,6 +296,22 @@ def check(record: Record, thread: Thread) -> None:
         assert "$type" not in str(value)
 
 
+def compared(a: Record, b: Record) -> None:
+    """Each step is in one pair, from either side; two that are the same step differ in nothing."""
+    both, back = a.compare(b), b.compare(a)
+    assert sorted(pair.a.id for pair in both.pairs if pair.a) == sorted(step.id for step in a.steps)
+    assert sorted(pair.b.id for pair in both.pairs if pair.b) == sorted(step.id for step in b.steps)
+    mirrored = [(pair.b and pair.b.id, pair.a and pair.a.id, *pair[2:4], sorted(pair.changed)) for pair in back.pairs]
+    told = [(pair.a and pair.a.id, pair.b and pair.b.id, *pair[2:4], sorted(pair.changed)) for pair in both.pairs]
+    assert sorted(told, key=str) == sorted(mirrored, key=str)
+    for pair in both.pairs:
+        if pair.a and pair.b:
+            assert pair.a.node == pair.b.node
+            assert not pair.changed or pair.a.id != pair.b.id, pair
+    assert json.loads(json.dumps(both.to_dict()))["figures"]["cost"] == [a.cost, b.cost]
+    assert str(both).startswith(f"a  {a.id}  {a.status}")
+
+
 def walked(record: Record) -> None:
     """The state after a step is what the steps up to it wrote, along first parents."""
     for step in record.steps:
@@ -329,8 +345,11 @@ def law(seed: int, store: Any) -> None:
                 assert run.record() == record
             check(record, thread)
         runs = {commit.id.partition("/")[0] for commit in thread.history()}
-        for label in runs:
-            check(same_record(thread, store, label), thread)
+        records = [same_record(thread, store, label) for label in runs]
+        for record in records:
+            check(record, thread)
+            compared(record, record)
+            compared(records[0], record)
         head = thread.history()[-1]
         if head.version is None:  # several branches are active there
             return
@@ -340,6 +359,7 @@ def law(seed: int, store: Any) -> None:
         record = same_record(copy, store)
         check(record, copy)
         assert record.origin is None or record.origin.run in runs
+        compared(thread.record(), record)
 
 
 @pytest.mark.parametrize("seed", SEEDS)

@@ -12,6 +12,7 @@ from typing import Annotated, Any
 
 import dspy
 import pytest
+from dspy.utils.exceptions import LMRateLimitError
 from opentelemetry import context, trace
 from opentelemetry.sdk.trace import ReadableSpan
 from pydantic import BaseModel
@@ -25,11 +26,12 @@ from dspyer import (
     Context,
     Graph,
     Retry,
+    agents,
     live,
     reducers,
 )
 from dspyer.errors import MapError
-from dspyer.testing import no_pauses
+from dspyer.testing import ScriptedLM, no_pauses
 from tests.runtime.conftest import Play
 from tests.runtime.traces import Traces
 
@@ -569,8 +571,19 @@ def test_the_guide_lists_every_name(traces: Traces, monkeypatch: pytest.MonkeyPa
         list(clash().compile().stream({}, reads=True))
         condensed.add_path(START, "a", END).compile().run({})
         asks.compile(store=":memory:").thread("t").run({})
+        calls = [{"name": "upper", "args": {"text": "a"}}, {"name": "submit", "args": {"b": "A"}}]
+        script = [{"next_thought": "", "tool_calls": {"tool_calls": calls}}, LMRateLimitError("slow")]
+        with ScriptedLM(script, model="x/y"):
+            agent = agents.tool_loop("a -> b", [upper], name="Agent").compile()
+            assert [agent.run({"a": "a"}).status for _ in script] == ["completed", "failed"]
     listed = set(re.findall(r"^\| `([a-z_.]+)` \|", PAGE.read_text(), re.MULTILINE))
-    assert listed == names(traces)
+    names_here = names(traces) | {"gen_ai.response.model", "gen_ai.response.finish_reasons"}  # of a server
+    assert listed == names_here
+
+
+def upper(text: str) -> str:
+    """Writes it in capitals."""
+    return text.upper()
 
 
 class Flaky(dspy.Module):

@@ -15,8 +15,10 @@ from typing import Any
 import dspy
 import pytest
 from openinference.instrumentation.dspy import DSPyInstrumentor
+from opentelemetry.trace import StatusCode
 
-from dspyer import END, START, CompiledGraph, Context, Graph
+from dspyer import END, START, Budget, CompiledGraph, Context, Graph
+from dspyer.errors import Interrupted
 from dspyer.testing import ScriptedLM
 from tests.log.processes import end_of, fork
 from tests.runtime.traces import tracing, tree_of
@@ -62,7 +64,8 @@ def instrumented(work: Callable[[], object], file: Path) -> None:
             DSPyInstrumentor().instrument()  # with the provider of this block
             work()
             spans = [(span.name, span.context.trace_id, span.parent is None) for span in traces.spans]
-            file.write_text(json.dumps([tree_of(traces.spans), spans]))
+            errors = [span.name for span in traces.spans if span.status.status_code is StatusCode.ERROR]
+            file.write_text(json.dumps([tree_of(traces.spans), spans, errors]))
 
     assert end_of(fork(inside)) == 0
 
@@ -91,8 +94,8 @@ WORK: dict[str, tuple[Callable[[], object], str]] = {
 def test_with_openinference_a_run_is_one_tree(how: str, tmp_path: Path) -> None:
     work, expected = WORK[how]
     instrumented(work, tmp_path / "tree")
-    shown, spans = json.loads((tmp_path / "tree").read_text())
-    assert shown == expected
+    shown, spans, errors = json.loads((tmp_path / "tree").read_text())
+    assert (shown, errors) == (expected, [])
     assert len({trace for _, trace, _ in spans}) == (2 if how == "evaluated" else 1)
 
 
@@ -107,11 +110,43 @@ def test_with_openinference_a_resume_in_another_process_is_in_the_same_tree(how:
 
     instrumented(lambda: thread.run({"question": "?"}), tmp_path / "first")
     instrumented(resume, tmp_path / "second")
-    (first, begun), (second, resumed) = (json.loads((tmp_path / name).read_text()) for name in ("first", "second"))
+    (first, begun, failed), (second, resumed, later) = (
+        json.loads((tmp_path / name).read_text()) for name in ("first", "second")
+    )
+    assert failed == later == []  # a question is no error
     assert first == "Research.forward\n  invoke_workflow Research\n    invoke_node ask"
     assert second == tree("forward" if how == "sync" else "aforward")
     assert len({trace for _, trace, _ in [*begun, *resumed]}) == 1
     assert [name for name, _, root in [*begun, *resumed] if root] == ["Research.forward"]
+
+
+def test_with_openinference_what_may_go_on_is_no_error(tmp_path: Path) -> None:
+    """Questions and stops of runs, and of runs inside of nodes; what `program(...)` raises for them is an error."""
+
+    def call(question: str, helper: CompiledGraph, ctx: Context) -> dict[str, Any]:
+        return {"ok": ctx.call(helper, {"question": question}).ok}
+
+    def called() -> None:
+        with pytest.raises(Interrupted):
+            research(":memory:")(question="?")
+
+    def work() -> None:
+        outer = Graph(name="Outer").add_node("research", research(":memory:")).add_path(START, "research", END)
+        calls = Graph(name="Calls").add_node("call", call, writes=["ok"], modules={"helper": research(":memory:")})
+        for graph in (outer, calls.add_path(START, "call", END)):
+            program = graph.compile(store=":memory:")
+            assert program.thread("t").run({"question": "?"}).status == "interrupted"
+            assert asyncio.run(program.thread("u").arun({"question": "?"})).status == "interrupted"
+            assert program.run({"question": "?"}).status == "interrupted"
+            assert program.run({"question": "?"}, budget=Budget(node_calls=1)).status in ("stopped", "interrupted")
+        assert research().run({"question": "?"}, budget=Budget(node_calls=1)).status == "stopped"
+        with research().stream({"question": "?"}) as stream:
+            next(stream)
+
+    instrumented(work, tmp_path / "runs")
+    assert json.loads((tmp_path / "runs").read_text())[2] == []
+    instrumented(called, tmp_path / "called")
+    assert json.loads((tmp_path / "called").read_text())[2] == ["Research.forward"]
 
 
 # --- MLflow
@@ -157,7 +192,9 @@ def lines(spans, parent=None, depth=0):
             yield "  " * depth + span.name
             yield from lines(spans, span.span_id, depth + 1)
 
-found = ["\\n".join(lines(trace.data.spans)) for trace in mlflow.search_traces(return_type="list")]
+traces = mlflow.search_traces(return_type="list")
+assert not [span for trace in traces for span in trace.data.spans if span.status.status_code == "ERROR"]
+found = ["\\n".join(lines(trace.data.spans)) for trace in traces]
 if other:
     assert os.waitpid(other, 0)[1] == 0
 print(json.dumps([setting, found]), flush=True)

@@ -1,0 +1,124 @@
+"""Finding runs by what they hold, with a bound on what is read for a page."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import dspy
+import pytest
+
+from dspyer import END, START, Archive, Budget, Graph
+from dspyer.stores import Memory
+from dspyer.stores.base import Row
+from dspyer.testing import ScriptedLM
+
+LONG = "long " * 400 + "tail of it"
+
+
+def filled() -> Memory:
+    """Five runs: three that are completed, one that has failed, one that waits."""
+    store = Memory()
+    inner = Graph(name="Inner").add_node("tidy", lambda q: {"a": q.strip()}, writes=["a"]).add_path(START, "tidy", END)
+    made = (
+        Graph(name="Desk")
+        .add_node("lead", inner)
+        .add_node("sort", lambda a, n: {"r": {f"Key of{n}": [n / n]}}, writes=["r"])
+    )
+    made.add_node("ask", lambda q, ctx: {"ok": ctx.interrupt("ok", "Send Ärger?") if q == "wait" else 1}, writes=["ok"])
+    desk = made.add_path(START, "lead", "sort", "ask", END).compile(store=store)
+    for name, q, n in (("one", "refund 4711", 3), ("two", LONG, 5), ("bad", "nothing", 0), ("open", "wait", 7)):
+        desk.thread(name).run({"q": q, "n": n})
+    said = Graph(name="Talk").add_node("talk", dspy.Predict("q -> answer")).add_path(START, "talk", END)
+    with ScriptedLM([{"answer": "Lisbon"}]):
+        budget = Budget(cost=9.0, prices={"scripted": (1_000.0, 1_000.0)})
+        said.compile(store=store, record_lm_calls="full").thread("lm").run({"q": "where?"}, budget=budget)
+    return store
+
+
+FOUND: list[tuple[dict[str, Any], str]] = [
+    ({"contains": "REFUND"}, "one"),
+    ({"contains": "TAIL of"}, "two"),
+    ({"contains": "key OF7"}, "open"),
+    ({"contains": "lambda a, n:"}, "bad"),
+    ({"contains": "4711"}, "one"),
+    ({"contains": "division by"}, "bad"),
+    ({"contains": "send ärger"}, "open"),
+    ({"contains": "lisbon"}, "lm"),
+    ({"contains": "Your input fields are"}, "lm"),
+    ({"contains": "desk"}, "open bad two one"),
+    ({"contains": "tidy"}, "open bad two one"),
+    ({"contains": "no such text"}, ""),
+    ({"contains": "wait", "status": "completed"}, ""),
+    ({"node": "ask"}, "open two one"),
+    ({"node": "tidy"}, "open bad two one"),
+    ({"node": "lead/tidy", "contains": "refund"}, "one"),
+    ({"node": "gone"}, ""),
+    ({"model": "scripted"}, "lm"),
+    ({"model": "other"}, ""),
+    ({"min_cost": 0.001}, "lm"),
+    ({"min_cost": 0, "graph": "Desk"}, "open bad two one"),
+    ({"min_cost": 1e9}, ""),
+    ({"min_seconds": 0.0}, "lm open bad two one"),
+    ({"min_seconds": 1e9}, ""),
+]
+
+
+@pytest.mark.parametrize(("method", "limit"), [("runs", 100), ("runs", 1), ("threads", 2)])
+def test_runs_are_found_by_what_they_hold(method: str, limit: int) -> None:
+    archive = Archive(filled())
+    for filters, names in FOUND:
+        found, after = list[str](), None
+        while True:
+            page = getattr(archive, method)(**filters, after=after, limit=limit)
+            found += [info.thread for info in page]
+            if (after := page.next) is None:
+                break
+        assert " ".join(found) == names, filters
+
+
+class Counting(Memory):
+    """Notes the runs of which many rows are read."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.read: list[str] = []
+
+    def rows(self, run: str, first: int = 0, last: int | None = None) -> list[Row]:
+        found = super().rows(run, first, last)
+        self.read += [run] if len(found) > 100 else []
+        return found
+
+
+def test_a_page_reads_a_bounded_number_of_commits() -> None:
+    store = Counting()
+    graph = Graph().add_map("each", lambda item: {"found": item}, over="items", item="item", into="found")
+    thread = graph.add_path(START, "each", END).compile(store=store).thread("t0")
+    run, archive, after, pages = thread.run({"items": [1] * 4_500}), Archive(store), None, list[list[str]]()
+    for number in range(1, 4):
+        thread.copy(f"t{number}")
+    while not pages or after is not None:
+        store.read.clear()
+        page = archive.threads(contains="each", after=after, limit=10)
+        after = page.next
+        pages.append([info.thread for info in page])
+        assert store.read == [run.run_id] * 2
+    assert [sorted(page) for page in pages] == [["t2", "t3"], ["t0", "t1"]]
+    store.read.clear()
+    assert (len(archive.runs(contains="1", status="failed")), len(archive.runs(contains="")), store.read) == (0, 1, [])
+
+
+@pytest.mark.parametrize("method", ["runs", "threads"])
+def test_filters_that_can_be_none_are_refused(method: str) -> None:
+    listing = getattr(Archive(Memory()), method)
+    for option, value, error in (
+        *[(name, -1, ValueError) for name in ("min_cost", "min_seconds")],
+        *[(name, float("nan"), ValueError) for name in ("min_cost", "min_seconds")],
+        *[(name, 3, TypeError) for name in ("contains", "node", "model")],
+        *[(name, "cheap", TypeError) for name in ("min_cost", "min_seconds")],
+    ):
+        with pytest.raises(error, match=f"{option}="):
+            listing(**{option: value})
+    with pytest.raises(TypeError, match=r"archive\.runs\(contains=\.\.\.\)"):
+        listing(text="x")
+    with pytest.raises(TypeError, match=r"no (option|filter) 'contain'.* Did you mean 'contains'"):
+        listing(contain="x")
