@@ -197,7 +197,8 @@ def tool_calls(steps: Iterable[RecordStep]) -> dict[str, ToolCall]:
     asked: dict[tuple[str | None, str], str] = {}
     found: dict[str, ToolCall] = {}
     for step in steps:
-        if step.commit is None:
+        # Most steps of most runs have none of both, and a page asks after each change.
+        if step.commit is None or (MESSAGES not in step.commit.patch and HANDOFFS not in step.commit.patch):
             continue
         left = [entry.raw("message") for entry in messages_in(step.commit.patch.get(HANDOFFS))]
         for message in (*_messages(step.commit), *left):
