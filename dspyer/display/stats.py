@@ -241,13 +241,7 @@ def _seconds(value: float | None) -> str:
 
 
 def count_stats(records: Iterable[Record], unknown: Iterable[str] = (), recorded: bool = True) -> Stats:
-    """The figures of one or several runs.
-
-    Args:
-        records: the runs, oldest first.
-        unknown: what the figures do not cover.
-        recorded: whether the LM calls of the runs were recorded.
-    """
+    """The figures of runs, oldest first; `unknown` is what they do not cover."""
     counter = VisitCounter()
     missing = list(unknown)
     usages = []
@@ -272,12 +266,7 @@ KILLED = "of a process that was killed, LM calls are known as far as it had writ
 
 
 class Submitted(NamedTuple):
-    """The state of an agent since its run began.
-
-    Attributes:
-        turn: the execution of its last turn.
-        refused: the executions of the turns whose outputs its check has refused, if it has accepted none since.
-    """
+    """The last turn of an agent since its run began, and the turns whose outputs its check has refused since."""
 
     turn: str = ""
     refused: tuple[str, ...] = ()
@@ -294,16 +283,11 @@ class Visit:
 
 
 class VisitCounter:
-    """Counts visits. How a visit of a checked node ended is known after the last check of its corrections.
-
-    Attributes:
-        calls: how many LM calls were counted.
-        tokens: their tokens.
-        unfinished: those of visits that are not known to have ended.
-    """
+    """Counts visits. How a visit of a checked node ended is known after the last check of its corrections."""
 
     def __init__(self) -> None:
-        self.calls = self.tokens = self.unfinished = 0
+        self.calls = self.tokens = 0  # LM calls that were counted, and their tokens
+        self.unfinished = 0  # tokens of visits that are not known to have ended
         self._stats: dict[str, NodeStats] = {}
         self._visits: dict[str, Visit] = {}  # by step
         self._origins: dict[str, str] = {}  # of checks and fixes: the step of the node that is checked
