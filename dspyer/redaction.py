@@ -1,4 +1,4 @@
-"""Redaction: hides values in what leaves a run (events, logs, errors, reports). States, stores and exports keep them.
+"""Redaction: hides values in what dspyer prints, draws, sends or writes for people. States and stores are whole.
 
 `Redaction` hides what has a path: patches, commits, conflicts. `Redactor` also covers texts that have no path, such as
 the message of an exception or a question: it remembers the texts of values that were hidden by path, and hides them
@@ -13,7 +13,7 @@ from __future__ import annotations
 import json
 import re
 from bisect import bisect_right, insort
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from copy import copy
 from dataclasses import replace
@@ -42,6 +42,8 @@ from dspyer.patch import DELETE, Replace, SealedPatch
 from dspyer.policies import MANY, ONE, Pattern
 from dspyer.record_codec import JsonRecord, changed
 from dspyer.reducers import Updates
+from dspyer.state import ImmutableState
+from dspyer.values import json as encoding
 from dspyer.values.freezing import freeze
 from dspyer.values.frozen import FrozenDict, FrozenList, thaw
 from dspyer.values.scalars import KeyPath
@@ -104,6 +106,9 @@ class Redaction:
         self._decide = decide or self._by_pattern
         self.patterns = patterns
         self._lists = lists
+        self.hides_all = decide is _hide
+        # The fields that patterns name, and those in which a search keeps all others.
+        self._fields = {*[pattern.segments[0] for pattern in patterns], *_OF_SEARCHES}
 
     @classmethod
     def of(cls, spec: Redact, lists: Collection[str] = frozenset()) -> Redaction | None:
@@ -113,6 +118,13 @@ class Redaction:
         patterns = tuple([Pattern.of(each) for each in ([spec] if isinstance(spec, str) else spec)])
         return cls(None, patterns, lists)
 
+    @classmethod
+    def stored(cls, hidden: Sequence[Any] | str | None, lists: Collection[str] = frozenset()) -> Redaction | None:
+        """The redaction that the header of a run names. Of a function only the fact is stored: it hides all values."""
+        if hidden is None or isinstance(hidden, str):
+            return None if hidden is None else cls(_hide)
+        return cls.of([tuple(map(encoding.decode, one)) if isinstance(one, list) else one for one in hidden], lists)
+
     def _by_pattern(self, path: KeyPath, value: Any) -> Any:
         return HIDDEN if any(pattern.matches(path) for pattern in self.patterns) else value
 
@@ -120,7 +132,7 @@ class Redaction:
         """The form of a value itself: by its path, and by the others under which a pattern may know it."""
         paths = [path]
         # A search holds what a trial has changed in its field `tree` or `trials`: under the path of the trial.
-        if len(path) > 3 and path[0] in ("tree", "trials") and path[2] in ("patch", "whole"):
+        if len(path) > 3 and path[0] in _OF_SEARCHES and path[2] in ("patch", "whole"):
             paths.append(path[3:])
         for known in paths:
             # `list.*.key` is a path of an item: in an update that appends one, the item has no index yet.
@@ -159,12 +171,12 @@ class Redaction:
 
     def patch(self, patch: Mapping[str, Any]) -> Mapping[str, Any]:
         """The redacted form of a patch."""
-        found = {name: self.update((name,), update) for name, update in patch.items()}
-        return patch if all(found[name] is update for name, update in patch.items()) else found
+        found = {name: self.update((name,), update) for name, update in patch.items() if self._names(name)}
+        return patch if all(patch[name] is shown for name, shown in found.items()) else {**patch, **found}
 
     def at(self, path: KeyPath, value: Any) -> Any:
         """The redacted form of a frozen value at a path: hidden if a value around it is."""
-        if value is DELETE:
+        if value is DELETE or not self._names(path[0]):
             return value
         # `decide` is called from the outside in, so the value is wrapped in mappings that stand for those around it.
         inside = thaw(value)
@@ -183,8 +195,11 @@ class Redaction:
         Code of the node may write the output to another field than that of its name, or as a part of one. So it may be
         hidden if a pattern matches anything in one of these fields.
         """
-        first = {pattern.segments[0] for pattern in self.patterns}
-        return fields is None or not first or not first.isdisjoint((name, ONE, MANY, *fields))
+        return fields is None or not self.patterns or not self._fields.isdisjoint((name, ONE, MANY, *fields))
+
+    def _names(self, field: str) -> bool:
+        """Return whether a pattern may match anything in a field: most fields need no look at their values."""
+        return not self.patterns or not self._fields.isdisjoint((field, ONE, MANY))
 
     def output(self, name: str, fields: frozenset[str] | None, text: str) -> str:
         """The redacted form of the whole text of such an output."""
@@ -241,6 +256,14 @@ def _reports_error(update: Any) -> bool:
     return any(isinstance(one, dict) and one.get("role") == "tool" and one.get("error") is True for one in messages)
 
 
+def _hide(_path: KeyPath, _value: Any) -> Any:
+    return HIDDEN
+
+
+_OF_SEARCHES = ("tree", "trials")
+_NO_FIELDS: frozenset[str] = frozenset()
+
+
 # --- texts without a path
 
 SHORTEST = 4
@@ -281,16 +304,48 @@ class Redactor:
         return self.redact(self.learn(event))
 
     def commit(self, commit: Commit) -> Commit:
-        """The redacted form of a commit, as its event shows it: its values by path, and then all texts in it."""
-        return cast(Commit, self.redact(self.redaction.commit(commit)))
+        """The redacted form of a commit: its values by path, then their texts, and why it failed or led on."""
+        shown = self.redaction.commit(commit)
+        return replace(
+            shown,
+            patch={name: self.redact(update) for name, update in shown.patch.items()},
+            reason=self.redact(shown.reason),
+            failure=None if shown.failure is None else self.failure(shown.failure),
+            failed_attempts=tuple(map(self.failure, shown.failed_attempts)),
+        )
+
+    def failure(self, failure: Failure) -> Failure:
+        """The redacted form of a failure: its class and its place are told."""
+        return failure.model_copy(
+            update={name: self.redact(getattr(failure, name)) for name in ("message", "traceback")}
+        )
 
     def conflict(self, found: MergedConflict) -> MergedConflict:
-        """The redacted form of a conflict, as its event shows it."""
-        return cast(MergedConflict, self.redact(self.redaction.conflict(found)))
+        """The redacted form of a conflict."""
+        shown = self.redaction.conflict(found)
+        values = tuple([(author, self.redact(value)) for author, value in shown.values])
+        return replace(shown, base=self.redact(shown.base), values=values, value=self.redact(shown.value))
 
-    def field(self, name: str, value: Any) -> Any:
-        """The redacted form of a value of a field, as a plain value: by its path, and of its texts."""
-        return self.redact(self.redaction.value((name,), thaw(value)))
+    def post(self, post: Posted) -> Posted:
+        """The redacted form of a post."""
+        return replace(post, value=self.redact(self.redaction.update((post.field,), post.value)))
+
+    def field(self, name: str, value: Any, *, appended: bool = False) -> Any:
+        """The redacted form of a frozen value of a field, or of an item of one: by its path, and of its texts."""
+        if value is DELETE or not (self._texts or self.redaction.may_hide(name, _NO_FIELDS)):
+            return value
+        return freeze(self.redact(self.redaction.value((name,), thaw(value), appended=appended)))
+
+    @property
+    def known(self) -> int:
+        """The number of hidden texts that it knows: with more of them, what was shown before may have to be hidden."""
+        return len(self._texts)
+
+    def shown(self, value: Any) -> Any:
+        """The redacted form of a commit, a state, or any other object of a run that has ended."""
+        if isinstance(value, ImmutableState):
+            return ImmutableState({name: thaw(self.field(name, part)) for name, part in value.raw_items()})
+        return self.commit(value) if isinstance(value, Commit) else self.redact(value)
 
     # --- what is hidden
 
@@ -356,7 +411,8 @@ class Redactor:
             if asked.call is not None:
                 call = replace(asked.call, args=_hidden(asked.call.args))
                 asked = replace(asked, call=call, text=call.text())
-            question, by, comment = [self.redact(one) for one in (asked, value.by, value.comment)]
+            question = replace(asked, text=HIDDEN) if self.redaction.hides_all else self.redact(asked)
+            by, comment = self.redact(value.by), self.redact(value.comment)
             return replace(value, question=question, value=_hidden(value.value), by=by, comment=comment)
         if value is None or isinstance(value, (bool, type)):
             return value
@@ -408,6 +464,8 @@ class Redactor:
         return at
 
     def _text(self, text: str) -> str:
+        if self.redaction.hides_all:
+            return HIDDEN
         found: list[str] = []
         end = 0
         for at in self._candidates(text):

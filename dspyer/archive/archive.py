@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from datetime import datetime
-from typing import Any, Self
+from typing import Any, Literal, Self
 
 from dspyer.archive.archived_thread import ArchivedThread
 from dspyer.archive.finding import RunFilters, as_seconds, check_limit, check_name, cursor_of
 from dspyer.archive.opening import open_for_reading
-from dspyer.archive.run_info import Page, run_info
-from dspyer.display import RunInfo
+from dspyer.archive.run_info import Page, RunInfo, run_info
 from dspyer.errors import StoreError, ThreadError, names_options, suggestion
 from dspyer.extend import Schema
 from dspyer.log.journal import CheckedStore
@@ -44,9 +43,13 @@ class Archive:
             that an address names must exist, or a misspelled one would look empty; a store without one yet is empty.
         key: the key of an encrypted store, or several of them, as `Encrypted(key=...)`; by default those in the
             environment variable `DSPYER_STORE_KEY`. Without a key, lists show all but failures and questions.
+        redact: what is hidden where runs are shown: patterns or a function, as `compile(redact=...)` takes them. By
+            default what the program of each run has hidden; of a function the store knows only that there was one, so
+            no value is shown. False hides nothing. States and commits that methods return are whole.
 
     Raises:
         StoreError: the file does not exist, or is no store.
+        ValueError: a pattern is malformed.
         ImportError: it needs an extra that is not installed.
 
     Example:
@@ -64,13 +67,17 @@ class Archive:
     """
 
     def __init__(
-        self, store: Store | str | os.PathLike[str], *, key: str | bytes | Sequence[str | bytes] | None = None
+        self,
+        store: Store | str | os.PathLike[str],
+        *,
+        key: str | bytes | Sequence[str | bytes] | None = None,
+        redact: Callable[[tuple[Any, ...], Any], Any] | str | Iterable[Any] | Literal[False] | None = None,
     ) -> None:
         self._given = isinstance(store, Store)
         self._store = open_for_reading(store, key)
         # Without a program there is no schema: what the graph of a run has declared is in its stored fingerprint.
         decode = encoding.decoder((), Opaque.of)
-        self._reader = HistoryReader(CheckedStore(self._store), Schema.of(None), decode)
+        self._reader = HistoryReader(CheckedStore(self._store), Schema.of(None), decode, redact=redact)
 
     @property
     def address(self) -> str:

@@ -6,26 +6,29 @@ import asyncio
 import os
 from collections.abc import AsyncIterator
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar, cast
 
 import anyio
 
 from dspyer import ImmutableState
-from dspyer.archive.run_info import failures_of_run, run_info
+from dspyer.archive.run_info import RunInfo, run_info
 from dspyer.archive.stored_graph import StoredGraph
-from dspyer.display import RunInfo, RunPath, Stats, count_stats, describe_run, draw_svg, write_page
+from dspyer.display import RunPath, Stats, count_stats, describe_run, draw_svg, write_page
 from dspyer.errors import ThreadError, shows_removed
 from dspyer.events import Answer, Commit, LMCall, Sent
+from dspyer.extend import Address
 from dspyer.failure import Failure
 from dspyer.log.journal import is_alive
 from dspyer.log.reader import HistoryReader
 from dspyer.log.rows import first_version
 from dspyer.log.time_travel import Bounds, Moment, ThreadReader
 from dspyer.record import Items, Record
-from dspyer.record.stored import FollowedRecords, drawn_graph, run_of, unread_of
+from dspyer.record.stored import FollowedRecords, drawn_graph, failures_of_run, run_of, unread_of
 from dspyer.stores.base import ListedRun, Point
 from dspyer.waiting import cancellation_count
 from dspyer.worker_threads import run_in_thread
+
+T = TypeVar("T")
 
 
 @shows_removed
@@ -57,6 +60,7 @@ class ArchivedThread:
         self._thread_reader = ThreadReader(reader, name)
         self._records = FollowedRecords(reader, name)
         self._readers: dict[str, ThreadReader] = {}
+        self._hidden: dict[str | None, str | None] = {}  # by name, the ids of the runs that hide values
 
     def info(self, run: str | None = None) -> RunInfo:
         """The entry of a run in lists.
@@ -87,7 +91,7 @@ class ArchivedThread:
 
     def failures(self, run: str | None = None) -> tuple[Failure, ...]:
         """The failures with which a run ended, each with its traceback; `run` as in `info`."""
-        return failures_of_run(self._reader.store, self._listed(run))
+        return failures_of_run(self._reader, self._listed(run))
 
     @property
     def answers(self) -> tuple[Answer, ...]:
@@ -181,7 +185,7 @@ class ArchivedThread:
         """The LM calls of a commit, or of an execution that has failed (`info.failure.execution`).
 
         With those of items and graphs inside of its node. Messages and responses are there if they were recorded; of a
-        graph that redacts values, only as its `record_lm_calls` function has left them.
+        run that hides values, only as its `record_lm_calls` function has left them.
 
         Raises:
             LookupError: if there is no such commit or execution.
@@ -195,10 +199,7 @@ class ArchivedThread:
         return self.record(run)
 
     def report(self, run: str | None = None) -> str:
-        """A run in words, as `run.report()` gives it; `run` as in `info`.
-
-        It says what is stored: values that `compile(redact=...)` hides are shown, the reason of a stop is not.
-        """
+        """A run in words, as `run.report()` gives it, but for the reason of a stop; `run` as in `info`."""
         return describe_run(self.record(run))
 
     def to_svg(self, run: str | None = None) -> str:
@@ -211,12 +212,8 @@ class ArchivedThread:
         return draw_svg(record.graph, RunPath.of(record))
 
     def to_html(self, path: str | os.PathLike[str], run: str | None = None) -> Path:
-        """Write a run as one HTML file, as `Run.to_html` does, with its values as they are stored.
-
-        A program's `redact` is not obeyed, so nothing is redacted here: texts are hidden where they were not recorded.
-        `run` is as in `info`. Returns the path.
-        """
-        return write_page(self.record(run), path, self.stats(run).to_dict())
+        """Write a run as one HTML file, as `Run.to_html` does; `run` as in `info`. Returns the path."""
+        return write_page(self.record(run), path)
 
     async def follow(self, after: int | str | None = None, *, interval: float = 0.2) -> AsyncIterator[Commit]:
         """Yields the commits of the thread as they are written. It never ends: close it, or cancel its task.
@@ -256,6 +253,20 @@ class ArchivedThread:
         return f"<archived thread {self.name!r} in {self._reader.store.address}>"
 
     # --- runs
+
+    def _shown(self, value: T, run: str | None = None) -> T:
+        """A commit, an answer, or a state or message of a run, as it may be shown; `run` as in `info`."""
+        given: Any = value
+        if isinstance(given, Commit | Answer):
+            run = given.question.run if isinstance(given, Answer) else Address.parse(given.id).run
+        if run not in self._hidden:
+            try:
+                listed = self._listed(run)
+            except ThreadError:  # a part of a run may be known by its commits alone
+                listed = self._listed(None)
+            self._hidden[run] = listed.run.id if self._reader.hides(listed.run) else None
+        redactor = None if (hidden := self._hidden[run]) is None else self._records.redactor(hidden)
+        return value if redactor is None else cast("T", redactor.shown(given))
 
     def _listed(self, run: str | None) -> ListedRun:
         return run_of(self._reader.store, self.name, run)

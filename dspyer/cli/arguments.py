@@ -190,6 +190,7 @@ class CommonOptions(NamedTuple):
         ),
     ] = None
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON lines.")] = False
+    unredacted: Annotated[bool, typer.Option("--unredacted", help="Show also what the program of a run hides.")] = False
 
     def archive(self, program: Any = None) -> Any:
         """The archive of the store, that of a program if one is given, opened for reading."""

@@ -154,7 +154,7 @@ def show(
     ] = False,
 ) -> None:
     """Show the last run of a thread, its state and the LM calls of what failed, or one commit."""
-    from dspyer.cli.store_access import facts_of, failed_calls, json_of
+    from dspyer.cli.store_access import facts_of, failed_calls, json_of, shown_state
 
     with common.archive() as archive:
         t = archive.thread(thread)
@@ -164,13 +164,13 @@ def show(
         info, items, answers, messages = facts_of(t, run)
         if common.as_json:
             info |= {"items": [one.to_dict() for one in items], "answers": answers, "messages": messages}
-            write_json({**info, "state": json_of(t.state(run)), "lm_calls": failed_calls(t, run)})
+            write_json({**info, "state": json_of(shown_state(t, run)), "lm_calls": failed_calls(t, run)})
         else:
             print_run(info, list(map(str, items)))  # before the state, which may not be readable
             print_answers(answers)
             print_messages(messages)
             print_calls("LM calls of what failed", failed_calls(t, run), prompts)
-            print_values("state", json_of(t.state(run)))
+            print_values("state", json_of(shown_state(t, run)))
 
 
 def _show_step(t: Any, name: str, run: str | None, prompts: bool, common: CommonOptions) -> None:
@@ -213,14 +213,15 @@ def diff(
     common: CommonOptions,
 ) -> None:
     """Show what differs between the states after two commits."""
-    from dspyer.cli.store_access import json_of, patch_dict
+    from dspyer.cli.store_access import json_of, patch_dict, shown_state
 
     with common.archive() as archive:
         t, before, after = archive.thread(thread), version_of(first), version_of(second)
+        old, new = shown_state(t, at=before), shown_state(t, at=after)
         if common.as_json:
-            write_json({"first": before, "second": after, "diff": patch_dict(t.diff(before, after))})
+            write_json({"first": before, "second": after, "diff": patch_dict(old.diff(new))})
         else:
-            print_changes(json_of(t.at(before)), json_of(t.at(after)))
+            print_changes(json_of(old), json_of(new))
 
 
 def blame(
@@ -238,7 +239,7 @@ def blame(
     with common.archive() as archive:
         t, version = archive.thread(thread), None if at is None else version_of(at)
         paths = [*path] if path else [(field,) for field in (t.state() if version is None else t.at(version))]
-        found = [(one if isinstance(one, str) else one[0], t.blame(one, version)) for one in paths]
+        found = [(one if isinstance(one, str) else one[0], t._shown(t.blame(one, version))) for one in paths]
         common.show_all([{"path": one, **commit.to_dict()} for one, commit in found], print_blame, "the state is empty")
 
 
@@ -270,9 +271,9 @@ def inspect(
         str | None, typer.Argument(metavar="STORE", help="The store, instead of --store.", show_default=False)
     ] = None,
     program: Annotated[
-        str | None,
-        typer.Option("--program", metavar="MODULE:NAME", help="Act with this program; otherwise it only reads."),
-    ] = None,
+        list[str],
+        typer.Option("--program", metavar="MODULE:NAME", help="Act with this program, or several; else it only reads."),
+    ] = [],  # noqa: B006 - typer makes a new one
     host: Annotated[
         str, typer.Option("--host", help="Address to bind to; not loopback: others reach it.")
     ] = "127.0.0.1",
@@ -287,12 +288,12 @@ def inspect(
         flush()  # a pipe may read it
 
     common = common if address is None else common._replace(store=address)
-    loaded = None
-    if program is not None:
+    loaded = []
+    if program:
         from dspyer.cli.programs import program_on
 
-        loaded = program_on(program, common)
-    with common.archive(loaded) as archive, suppress(KeyboardInterrupt):
+        loaded = [program_on(one, common) for one in program]
+    with common.archive(next(iter(loaded), None)) as archive, suppress(KeyboardInterrupt):
         serve(archive, loaded, host=host, port=port, browser=not no_browser, say=say)
 
 

@@ -13,11 +13,11 @@ from pathlib import Path
 from typing import Any
 
 from dspyer import Budget, CompiledGraph, Graph, Run, Thread, progress
+from dspyer.archive.run_info import RunInfo
 from dspyer.cli.arguments import BudgetOptions, CommonOptions, UsageError, parse_object
 from dspyer.cli.store_access import NO_STORE, open_to_write
 from dspyer.cli.summaries import print_result
 from dspyer.cli.terminal import note
-from dspyer.display import RunInfo
 from dspyer.errors import StateError, StoreError, ThreadError, annotate, error_text, suggestion
 from dspyer.extend import freeze
 from dspyer.patch import decode_update
@@ -173,6 +173,9 @@ def play(start: Callable[[], Run], common: CommonOptions, program: CompiledGraph
         nothing = RunInfo("", "", program.graph.name, status, 0, began, ended, {}, None)
         info = {**(nothing if run is None else RunInfo.of(run.record())).to_dict(), "thread": None}
     completed = run is not None and run.status == "completed"
-    outputs = {name: encode(freeze(value)) for name, value in run.prediction.items()} if run and completed else None
+    found = {name: freeze(value) for name, value in run.prediction.items()} if run and completed else {}
+    if run is not None and run._redactor is not None and not common.unredacted:
+        found = {name: run._redactor.field(name, value) for name, value in found.items()}
+    outputs = {name: encode(value) for name, value in found.items()} if completed else None
     common.show({**info, "outputs": outputs}, print_result)
     return status

@@ -10,13 +10,13 @@ import os
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, Literal, cast
 
 from dspyer import Archive, ImmutableState
 from dspyer.archive.archived_thread import ArchivedThread
 from dspyer.archive.opening import is_encrypted
 from dspyer.cli.arguments import CommonOptions, UsageError, version_of
-from dspyer.display import RunAnswers, maps_of
+from dspyer.cli.step_facts import RunAnswers, maps_of
 from dspyer.errors import StoreError, ThreadError
 from dspyer.events import Answer
 from dspyer.extend import Address, full_id, whole_execution
@@ -36,16 +36,24 @@ IN_MEMORY = "a store in memory ends with its process: give --store the path of a
 
 def open_archive(common: CommonOptions, program: Any = None) -> Archive:
     """The archive of a store that exists, or of a program. It is opened for reading: nothing is created or changed."""
+    redact: Literal[False] | None = False if common.unredacted else None
     if program is not None:
-        return Archive(program._store)
+        return Archive(program._store, redact=redact)
     keys = None if common.key_file is None else _keys_in(common.key_file)
     with _refusing(_address_of(common)) as address:
-        return Archive(address, key=keys)
+        return Archive(address, key=keys, redact=redact)
 
 
 def json_of(state: ImmutableState) -> dict[str, Any]:
     """The JSON form of a state, by field."""
     return cast(dict[str, Any], json.loads(state.to_json()))
+
+
+def shown_state(t: ArchivedThread, run: str | None = None, at: int | str | None = None) -> ImmutableState:
+    """The state of a run, or that after a commit, as it may be shown."""
+    if at is None:
+        return t._shown(t.state(run), run)
+    return t._shown(t.at(at), Address.parse(t._thread_reader.id_of(at)).run)
 
 
 def failed_calls(t: ArchivedThread, run: str | None) -> list[dict[str, Any]]:
@@ -65,7 +73,8 @@ Dicts = list[dict[str, Any]]
 def facts_of(t: ArchivedThread, run: str | None) -> tuple[dict[str, Any], list[Items], Dicts, Dicts]:
     """The entry of a run, the items of its maps, the answers that it got, and the messages, with the unread ones."""
     info, record = t.info(run).to_dict(), t.record(run)
-    messages = [*record.messages(), *[{**one.to_dict(), "step": None} for one in t.unread]]
+    unread = [t._shown(one, record.run_id) for one in t.unread]
+    messages = [*record.messages(), *[{**one.to_dict(), "step": None} for one in unread]]
     return info, maps_of(record), [one.to_dict() for one in record.answers()], messages
 
 
@@ -112,10 +121,10 @@ def commits_of(
         executions = Address.parse(answer.question.execution).inside
         for depth, own in enumerate(executions):  # the commit of a node that runs a graph has those of nodes inside too
             name = full_id(answer.question.run, *executions[:depth], whole_execution(own))
-            given.setdefault(name, []).append(answer)
+            given.setdefault(name, []).append(t._shown(answer))
     shown, problem = [], None
     for commit in found[:count]:
-        shown.append({**commit.to_dict(), "answers": [one.to_dict() for one in given.get(commit.id, ())]})
+        shown.append({**t._shown(commit).to_dict(), "answers": [one.to_dict() for one in given.get(commit.id, ())]})
         if isinstance(commit.patch, UnreadablePatch):
             shown[-1]["patch"] = {"$type": "unreadable", "value": commit.patch.error}
             problem = problem or commit.patch.error

@@ -340,6 +340,8 @@ def drawing_facts(graph: GraphSpec) -> dict[str, Any]:
             name: {"fix": one.fix, "into": one.into, "modes": list(one.modes)} for name, one in graph.rejecting.items()
         },
         "maps": {name: {"into": one.into, "failures": one.failures, "over": one.over} for name, one in mapped.items()},
+        "lists": sorted(fields_of_items([graph.topology.schema])),
+        "failures": {name: list(fields) for name in graph.nodes if (fields := graph.failure_fields(name))},
         "inner": {name: drawing_facts(inner) for name, inner in graph.inner.items()},
     }
 
@@ -551,6 +553,11 @@ class GraphSpec:
     def recorded(self) -> str:
         """The amount that is recorded of LM calls, as the header of a run says it."""
         return self.record_lm_calls if isinstance(self.record_lm_calls, str) else "function"
+
+    def failure_fields(self, node: str) -> tuple[str, ...]:
+        """The fields that may get a failure of a node: those of its error edges, and those in which it reports one."""
+        edges, found = self.error_edges.get(node, ()), self.nodes.get(node)
+        return (*[edge.into for edge in edges if edge.into is not None], *(() if found is None else found.reports_in))
 
     def lasts(self, field: str) -> bool:
         """Return whether a field has the value of the run before when a run of a thread begins."""

@@ -121,9 +121,8 @@ class Redacted(Layer):
 
     def _places(self, node: str, index: int | None) -> list[KeyPath]:
         """The places that may hold a failure: the fields of error edges, of an item its place in that of the map."""
-        edges, found = self._graph.error_edges.get(node, ()), self._graph.nodes.get(node)
-        paths: list[KeyPath] = [(edge.into,) for edge in edges if edge.into is not None]
-        paths += [] if found is None else [(field,) for field in found.reports_in]
+        paths: list[KeyPath] = [(field,) for field in self._graph.failure_fields(node)]
+        found = self._graph.nodes.get(node)
         mapped = None if found is None else found.mapped
         if mapped is not None and mapped.failures is not None and index is not None:
             paths.append((mapped.failures, index))

@@ -104,7 +104,7 @@ class LMCallLog:
 
     Args:
         recorded: how much of them is written, or what decides it.
-        redacts: whether the graph hides values. Then readers show messages and responses only if a function has
+        redacts: whether the graph hides values. Then the run shows messages and responses only if a function has
             decided about them.
     """
 
@@ -179,7 +179,7 @@ class LMCallLog:
 
     def _encoded(self, calls: Iterable[LMCall]) -> StoredCalls:
         texts: dict[str, bytes] = {}
-        return [encode_call(call, texts, self._hidden) for call in calls], texts
+        return [encode_call(call, texts) for call in calls], texts
 
 
 def _checked(chosen: Any, call: LMCall) -> LMCall | None:
@@ -208,13 +208,12 @@ StoredCalls = tuple[Sequence[StoredCall], Mapping[str, bytes]]
 """LM calls on their way to a row, and the long texts in them by id."""
 
 
-def encode_call(call: LMCall, blobs: dict[str, bytes], hidden: bool = False) -> StoredCall:
+def encode_call(call: LMCall, blobs: dict[str, bytes]) -> StoredCall:
     """Return the JSON form of a call; its long texts are added to `blobs`.
 
     Args:
         call: the call. Its execution and its node are those of the row.
         blobs: long texts by id.
-        hidden: whether readers show its usage alone: its graph redacts values, and no function has decided about texts.
     """
     found = short_encoder(LMCall, ("execution", "node", *_TEXTS))(call)
     found["started"], found["seconds"] = round(call.started, 3), round(call.seconds, 6)
@@ -224,8 +223,6 @@ def encode_call(call: LMCall, blobs: dict[str, bytes], hidden: bool = False) -> 
         if (said := getattr(call, name)) is not None:
             listed = isinstance(said, list | tuple)
             found[name] = [_stored(part, blobs) for part in said] if listed else _stored(said, blobs)
-    if hidden and found.keys() & {*_TEXTS, "failed"}:
-        found["hidden"] = True
     return found
 
 
@@ -257,11 +254,8 @@ def decode_call(stored: Mapping[str, Any], execution: str, node: str, fetch: Fet
     """
     try:
         plain = {**stored, "execution": execution, "node": node}
-        hidden = plain.pop("hidden", False)
         texts = {name: plain.pop(name) for name in _TEXTS if name in plain}
         call = decode(LMCall, plain)
-        if hidden:
-            return usage_alone(call)
         if fetch is not None:
             data = json.dumps(texts)
             names = {name.lower() for name in _REFERENCE.findall(data)}

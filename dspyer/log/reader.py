@@ -19,7 +19,7 @@ from functools import partial
 from importlib import import_module
 from itertools import pairwise
 from types import MappingProxyType
-from typing import Any, NamedTuple, NoReturn
+from typing import Any, Literal, NamedTuple, NoReturn
 
 from pydantic import create_model
 
@@ -37,6 +37,7 @@ from dspyer.log.rows import (
 )
 from dspyer.patch import seal
 from dspyer.record_codec import DecodeValue
+from dspyer.redaction import Redact, Redaction
 from dspyer.reducers import BUILT_IN, Reducer
 from dspyer.schema.fields import STARTS, Field, read_model
 from dspyer.schema.limits import Limit
@@ -505,17 +506,30 @@ class HistoryReader:
         schema: types and reducers of the fields.
         decode: makes frozen values of their JSON form.
         fingerprint: the id of the graph's fingerprint; rows of other graphs are folded as those graphs did.
+        redact: what records hide, as `compile(redact=)` takes it; None for what each run has stored, False for nothing.
     """
 
     def __init__(
-        self, store: Store, schema: Schema, decode: DecodeValue = encoding.decode, fingerprint: str = ""
+        self,
+        store: Store,
+        schema: Schema,
+        decode: DecodeValue = encoding.decode,
+        fingerprint: str = "",
+        redact: Redact | Redaction | Literal[False] = None,
     ) -> None:
+        if redact and not isinstance(redact, Redaction):
+            Redaction.of(redact)  # raises for a malformed pattern
+        self.redact = redact
         self.fingerprint = fingerprint
         self.fetch: Fetch = store.blobs
         self.store = store
         self.schema = schema
         self.decode = decode
         self._earlier_schemas: dict[str, Schema] = {}
+
+    def hides(self, run: RunRow) -> bool:
+        """Return whether values of a run are hidden where it is shown."""
+        return self.redact is not False and (self.redact is not None or run.header.get("hidden") is not None)
 
     def opening(self, rows: Iterable[Row]) -> OpenRow | None:
         """Return the open row of a run, which has the author and the patch of its first commit; None without one."""

@@ -51,6 +51,8 @@ class DrawnGraph:
         text: the graph in words, as `program.graph.explain()` said.
         checks: its checks by name.
         maps: its maps by name.
+        lists: the fields of which an update may be one item of a list.
+        failures: by node, the fields that may get its failures.
         inner: the graphs inside of it, by node, or by the name under which a node calls one.
     """
 
@@ -63,6 +65,8 @@ class DrawnGraph:
     text: str = ""
     checks: Mapping[str, Checked] = field(default_factory=dict)
     maps: Mapping[str, Mapped] = field(default_factory=dict)
+    lists: tuple[str, ...] = ()
+    failures: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     inner: Mapping[str, DrawnGraph] = field(default_factory=dict)
 
     def kind(self, node: str) -> str:
@@ -101,10 +105,16 @@ class DrawnGraph:
             yield from graph.within(f"{path}/{name}" if path else name)
 
     def to_dict(self) -> dict[str, Any]:
-        """The JSON form: its nodes and edges, without positions."""
+        """The JSON form: its nodes and edges, without positions, its fields and its checks."""
         nodes = [{"name": node, "kind": self.kind(node), "label": label} for node, (_, label) in self.looks.items()]
         edges = [
             {**dict(zip(Edge._fields[:4], edge, strict=False)), "label": self.labels.get(edge[:2], "")}
             for edge in self.edges
         ]
-        return {"name": self.name, "nodes": [{"name": START, "kind": "start", "label": ""}, *nodes], "edges": edges}
+        return {
+            "name": self.name,
+            "nodes": [{"name": START, "kind": "start", "label": ""}, *nodes],
+            "edges": edges,
+            "fields": [one.to_dict() for one in self.fields],
+            "checks": {name: {**one._asdict(), "modes": list(one.modes)} for name, one in self.checks.items()},
+        }

@@ -15,6 +15,7 @@ from typing import Any, NamedTuple, cast
 from dspyer.events import Answer, BranchPath, Commit, LMCall, MergedConflict, Posted, Question
 from dspyer.failure import Failure
 from dspyer.ids import Address, execution_id, full_id, id_order, outermost_execution, part_id, whole_execution
+from dspyer.log.execution_records import usage_alone
 from dspyer.log.rows import UnreadablePatch
 from dspyer.patch import DELETE, Members, Replace, SealedPatch, Tail
 from dspyer.record.drawn import DrawnGraph, Mapped
@@ -306,7 +307,7 @@ class RunSteps:
         label: what global ids begin with.
         graph: its graph.
         earlier: returns, for the fields that it began with, the commits before it that have written them.
-        redactor: hides values; None for none. What it hides depends on what it has seen: with one, make steps once.
+        redactor: hides values; None for none. What it learns anywhere is hidden in all steps.
         keeps_texts: whether prompts and responses are shown although values are hidden.
 
     Attributes:
@@ -406,6 +407,8 @@ class RunSteps:
         for place, reason in ending.damaged.items():
             self._ended_at(place).damaged[place] = reason
         self._changed |= dict.fromkeys(self.ending)
+        if self.redactor is not None and self._learn(self.redactor):
+            self._changed |= dict.fromkeys([*self.places, *self.facts])
         for execution in self._changed:
             self._loose.pop(execution, None)
         for execution, order, steps in _Maker(self, self._changed).made():
@@ -417,6 +420,43 @@ class RunSteps:
         before = [step for one in loose if not self._loose[one][0] for step in self._made[one]]
         after = [step for one in loose if self._loose[one][0] for step in self._made[one]]
         return (*before, *self._steps_of_commits(), *after)
+
+    def _learn(self, redactor: Redactor) -> bool:
+        """Let a redactor know what is new; return whether it hides more than before: then no step stays as it is."""
+        known = redactor.known
+        for execution in self._changed:
+            if (at := self.places.get(execution)) is not None:
+                entry = self.log[at]
+                if not entry.parents:  # the state with which the run begins
+                    redactor.learn_patch(dict(entry.state.raw_items()))
+                for sent in filter(None, entry.sends):
+                    redactor.learn_patch(dict(sent.raw_items()))
+                self._learn_commit(redactor, entry.commit, "")
+            for facts in filter(None, (self.facts.get(execution), self.ending.get(execution))):
+                for local, commit in facts.inside.items():
+                    self._learn_commit(redactor, commit, local)
+                for post in facts.posts:
+                    redactor.learn(post)
+                for failure in (*facts.failed, *[stop.failure for stop in facts.stops if stop.failure is not None]):
+                    self._learn_failure(redactor, failure, failure.execution)
+        return redactor.known > known
+
+    def _learn_commit(self, redactor: Redactor, commit: Commit, local: str) -> None:
+        redactor.learn_patch(commit.patch)
+        for failure in (*commit.failed_attempts, *([] if commit.failure is None else [commit.failure])):
+            self._learn_failure(redactor, failure, local)
+
+    def _learn_failure(self, redactor: Redactor, failure: Failure, local: str) -> None:
+        """A failure is hidden as in the fields that may get it, also those of graphs around the one of its node."""
+        is_inside = bool(Address.parse(local).scope)
+        for _, graph in self.graph.within():
+            for node, fields in graph.failures.items():
+                if node == failure.node or (is_inside and node in graph.inner):
+                    for field in fields:
+                        redactor.learn_patch({field: failure})
+            mapped = graph.maps.get(failure.node)
+            if mapped is not None and mapped.failures is not None:
+                redactor.learn_value((mapped.failures, failure.index or 0), failure)
 
     def stops(self, ending: RunEnding) -> Iterator[BranchStop]:
         """The executions of the run's own graph at which it has stopped, or is."""
@@ -451,15 +491,14 @@ class _Maker:
 
     def made(self) -> Iterator[tuple[str, Order, tuple[RecordStep, ...]]]:
         """Each of the executions with its place and its steps."""
-        # All commits first, in canonical order: a redactor hides what it has seen hidden before. Then where branches
-        # have stopped, since the rest belongs to the executions that are known by then.
+        # All commits, then where branches have stopped: the rest belongs to executions that are known by then.
         self._commits_and_stops()
         self._attempts_and_items()
         for facts in self._facts:
             for call in facts.calls:
                 self._add(self._place(call.execution), call.node, "lm", self._shown_call(call))
             for post in facts.posts:
-                shown = post if self._redactor is None else self._redactor.event(post)
+                shown = post if self._redactor is None else self._redactor.post(post)
                 self._add(post.execution, post.node, "posts", shown)
             for asked in facts.asked.values():
                 self._ask(asked)
@@ -468,7 +507,7 @@ class _Maker:
                 step["status"] = "waiting"
         for facts in self._facts:
             for place, reason in facts.damaged.items():
-                self._step(place, "?").update(status="unreadable", reason=reason)
+                self._step(place, "?").update(status="unreadable", reason=self._text(reason))
         inside: dict[str, list[str]] = {}
         for local in self._fields:
             inside.setdefault(_around(local), []).append(local)
@@ -566,7 +605,7 @@ class _Maker:
         parents = [self._of.id_of(scope + parent.id) for parent in behind]
         shown = changed(commit, id=self._of.id_of(local), parents=tuple(parents))
         self._raw[local] = commit
-        if hidden is not None:
+        if hidden is not None and not isinstance(commit.patch, UnreadablePatch):
             shown, conflicts = hidden.commit(shown), tuple(map(hidden.conflict, conflicts))
             wrote = {field: one._replace(value=self._shown(field, one.value)) for field, one in wrote.items()}
         self._fields[local] = {
@@ -590,35 +629,34 @@ class _Maker:
             "commit": shown,
         }
         if isinstance(commit.patch, UnreadablePatch):
-            self._fields[local] |= {"status": "unreadable", "reason": commit.patch.error}
+            self._fields[local] |= {"status": "unreadable", "reason": self._text(commit.patch.error)}
         self._order[local] = (int(not scope and commit.version is None), commit.step, commit.branch, ())
         for failure in commit.failed_attempts:
             if failure.index is not None:
                 self._add(f"{local}[{failure.index}]", "", "failed", self._failure(failure))
 
     def _shown(self, name: str, value: Any) -> Any:
-        if self._redactor is None or value is DELETE:
-            return value
-        return freeze(self._redactor.redact(self._redactor.redaction.at((name,), value)))
+        return value if self._redactor is None else self._redactor.field(name, value)
+
+    def _text(self, text: str) -> str:
+        return text if self._redactor is None else str(self._redactor.redact(text))
 
     def _failure(self, failure: Failure) -> Failure:
-        """A failure as it may be shown; its class is always told."""
-        if self._redactor is None:
-            return failure
-        shown = cast("Failure", self._redactor.redact(failure))
-        return shown.model_copy(update={"type": failure.type})
+        return failure if self._redactor is None else self._redactor.failure(failure)
 
     def _result(self, execution: str, value: Any) -> Any:
         """The result of an item, as the field of its map may be shown."""
         around = _around(execution)
         mapped = self._graph_of(execution).maps.get(self._fields.get(around, {}).get("node", ""))
-        return self._shown("result" if mapped is None else mapped.into, value)
+        return self._item("result" if mapped is None else mapped.into, value)
+
+    def _item(self, name: str, value: Any) -> Any:
+        return value if self._redactor is None else self._redactor.field(name, value, appended=True)
 
     def _shown_call(self, call: LMCall) -> LMCall:
         if self._redactor is None:
             return call
-        kept = call if self._of.keeps_texts else replace(call, messages=None, response=None)
-        return cast("LMCall", self._redactor.redact(kept))
+        return cast("LMCall", self._redactor.redact(call)) if self._of.keeps_texts else usage_alone(call)
 
     def _items_of(self, local: str) -> None:
         """The steps of the items of a map that has committed: its results are in order, without those that failed."""
@@ -630,7 +668,7 @@ class _Maker:
             if failure is not None:
                 self._step(f"{local}[{index}]").update(status="failed", failure=self._failure(failure))
             else:
-                wrote = {"result": Wrote(self._shown(mapped.into, freeze(result)))}
+                wrote = {"result": Wrote(self._item(mapped.into, freeze(result)))}
                 self._step(f"{local}[{index}]").update(status="done", wrote=wrote)
 
     # --- stops
@@ -642,7 +680,7 @@ class _Maker:
         step["rank"] = 1 + max([head.step for head in heads.values()], default=-1)
         step["after"] = tuple([self._of.id_of(full_id(scope, head.id)) for head in heads.values()])
         if failure is not None:
-            step["failure"] = failure
+            step["failure"] = self._failure(failure)
         if status == "running" and heads:
             step["started"] = max(head.ended for head in heads.values())
         if not scope:

@@ -95,6 +95,9 @@ class Record:
     ) -> Record:
         """The record of a run by what is known of it."""
         label, failures = steps.label, ending.failures
+        made = steps.make(ending)
+        if steps.redactor is not None:  # by now it knows all that is hidden
+            failures = [steps.redactor.failure(one) for one in failures]
         return cls(
             label or run_id,
             run_id,
@@ -104,7 +107,7 @@ class Record:
             started,
             ending.ended,
             ending.usage,
-            steps.make(ending),
+            made,
             tuple([one.model_copy(update={"execution": full_id(label, one.execution)}) for one in failures]),
             origin,
             tuple(hidden) if isinstance(hidden, list) else hidden,

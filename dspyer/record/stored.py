@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from functools import cache, lru_cache
+from itertools import chain
 from threading import Lock
 from typing import Any, TypeVar
 
@@ -45,14 +46,14 @@ from dspyer.log.rows import (
     sum_usage,
     usage_of_calls,
 )
-from dspyer.log.time_travel import ThreadReader, unread
+from dspyer.log.time_travel import ThreadReader, failures_in, unread
 from dspyer.patch import update_size
 from dspyer.record.drawn import DrawnGraph
 from dspyer.record.items import Items, items_of
 from dspyer.record.making import RunEnding, RunSteps, StepQuestion
 from dspyer.record.record import Origin, Record
 from dspyer.record_codec import changed, decode
-from dspyer.redaction import Redactor
+from dspyer.redaction import Redaction, Redactor
 from dspyer.scheduler.lineage import LogEntry
 from dspyer.state import ImmutableState
 from dspyer.stores.base import ListedRun, Point, Row, RunQuery, RunRow, Store, ThreadRow, listed_run
@@ -202,31 +203,42 @@ def _graph_of(drawing: bytes) -> DrawnGraph:
 # --- records
 
 
+def _redactor_of(reader: HistoryReader, run: RunRow, graph: DrawnGraph) -> Redactor | None:
+    """The redactor of a run: as the reader says, or else as the run has stored it; None for none."""
+    lists, given = frozenset(chain.from_iterable([one.lists for _, one in graph.within()])), reader.redact
+    found = given or None
+    if given is None:
+        found = Redaction.stored(run.header.get("hidden"), lists)
+    elif found is not None and not isinstance(found, Redaction):
+        found = Redaction.of(found, lists)
+    return None if found is None else Redactor(found, {})
+
+
 Before = tuple[ImmutableState, str]
 """The state that a run begins with, and why it cannot be read; "" if it can."""
 
 NOTHING: Before = ImmutableState(), ""
 
 
-def record_of(reader: HistoryReader, thread: str, run: str | None = None, redactor: Redactor | None = None) -> Record:
+def record_of(reader: HistoryReader, thread: str, run: str | None = None) -> Record:
     """The record of a stored run; `run` is its id or label, None for the last one.
 
     Raises:
         ThreadError: if there is no such run.
     """
     listed, status = current_status(reader.store, run_of(reader.store, thread, run))
-    return _run_reader(reader, thread, listed, redactor).record(status)
+    return _run_reader(reader, thread, listed).record(status)
 
 
-def record_at(reader: HistoryReader, thread: str, at: Point, redactor: Redactor | None = None) -> Record:
+def record_at(reader: HistoryReader, thread: str, at: Point) -> Record:
     """The record of a run up to one of its rows, as it was then."""
     row = reader.store.thread(thread)
     root = None if row is None else row.root
     rows = read_run(reader.store, at, root)
-    return RunReader(reader, thread, rows, root, redactor).record()
+    return RunReader(reader, thread, rows, root).record()
 
 
-def records_of(reader: HistoryReader, thread: str, redactor: Redactor | None = None) -> Iterator[Record]:
+def records_of(reader: HistoryReader, thread: str) -> Iterator[Record]:
     """The records of all runs in the history of a thread, oldest first. Each state is folded once."""
     row = reader.store.thread(thread)
     ends: dict[Point, Before] = {}
@@ -234,9 +246,25 @@ def records_of(reader: HistoryReader, thread: str, redactor: Redactor | None = N
         return
     for rows in read_runs(reader.store, [row.head], row.root):
         before = next((ends[parent] for parent in rows.parents if parent in ends), NOTHING)
-        run = RunReader(reader, thread, rows, row.root, redactor, before)
+        run = RunReader(reader, thread, rows, row.root, before)
         ends[rows.points[-1]] = run.after
         yield run.record()
+
+
+def failures_of_run(reader: HistoryReader, listed: ListedRun) -> tuple[Failure, ...]:
+    """The failures with which a run ended. Their executions have the label of the run in front, as ids of commits.
+
+    If its last row is damaged or lost, that is what is said to have failed.
+    """
+    store, run, end = reader.store, listed.run, listed.end
+    if end is not None and reader.hides(run):  # only the whole run tells what has to be hidden in their texts
+        return record_of(reader, listed.thread.name, run.id).failures
+    try:
+        found = () if end is None else failures_in(store, *rows_through(store, run.id, end.seq, end.seq))
+    except StoreError as error:
+        return (Failure.of(error, node="archive"),)
+    label = run_label(run)
+    return tuple([one.model_copy(update={"execution": full_id(label, one.execution)}) for one in found])
 
 
 class FollowedRecords:
@@ -259,6 +287,10 @@ class FollowedRecords:
     def items(self, node: str, run: str | None = None) -> Items:
         """The items of a map of a run."""
         return self._read(run, lambda reader, status: reader.items(node, status))
+
+    def redactor(self, run: str | None = None) -> Redactor | None:
+        """The redactor of a run, which knows all texts that are hidden in it; None if nothing is."""
+        return self._read(run, RunReader.redactor)
 
     def _read(self, run: str | None, read: Callable[[RunReader, str], T]) -> T:
         listed, status = current_status(self._reader.store, run_of(self._reader.store, self._thread, run))
@@ -295,24 +327,25 @@ class FollowedRecords:
         )
 
 
-def _run_reader(reader: HistoryReader, thread: str, listed: ListedRun, redactor: Redactor | None = None) -> RunReader:
+def _run_reader(reader: HistoryReader, thread: str, listed: ListedRun) -> RunReader:
     run, root = listed.run, listed.thread.root
     rows = RunRows(run, (), (), (), {run.id: run_label(run)})
     if listed.last >= 0:
         at = Point(run.id, listed.last)
         rows = read_run(reader.store, root if root is not None and root.run == at.run else at, root)
-    return RunReader(reader, thread, rows, root, redactor)
+    return RunReader(reader, thread, rows, root)
 
 
 class RunReader:
     """Reads one run to its record. What cannot be read is said as such, and the rest is read.
+
+    It hides what `reader.redact` says, or what the program has hidden that made the run.
 
     Args:
         reader: reads contents.
         thread: the name of the thread.
         rows: the rows of the run.
         root: the row at which a pruned history begins.
-        redactor: hides values; None for none.
         before: the state before the run; None if it is not known.
     """
 
@@ -322,7 +355,6 @@ class RunReader:
         thread: str,
         rows: RunRows,
         root: Point | None = None,
-        redactor: Redactor | None = None,
         before: Before | None = None,
     ) -> None:
         if root is not None and rows.points and rows.points[-1] == root:  # its state is in the snapshot alone
@@ -343,11 +375,12 @@ class RunReader:
             graph = drawn_graph(reader.store, rows.run)
         except StoreError as error:
             graph, self._damaged["graph"] = None, str(error)
+        graph = graph or DrawnGraph(str(header.get("graph", "")))
         self._steps = RunSteps(
             run_label(rows.run),
-            graph or DrawnGraph(str(header.get("graph", ""))),
+            graph,
             cache(self._writers_before),
-            redactor,
+            _redactor_of(reader, rows.run, graph),
             header.get("lm_calls") == "function",
         )
         self._folded = FoldedRun(reader, rows, *(before or self._before())) if rows.rows else None
@@ -393,6 +426,11 @@ class RunReader:
             )
             self._recorded = {(self._last, status): record}
         return self._recorded[self._last, status]
+
+    def redactor(self, status: str | None = None) -> Redactor | None:
+        """The redactor of the run, once its steps are made."""
+        self.record(status)
+        return self._steps.redactor
 
     def items(self, node: str, status: str | None = None) -> Items:
         """The items of a map; `status` as for `record`."""

@@ -242,7 +242,8 @@ class Run:
         self._scope = session.ids.scope
         self._depth = len(self._scope)
         records = session.records
-        self._source = None if session.log is None else session.log.source(session.graph.topology.schema)
+        graph = session.graph
+        self._source = None if session.log is None else session.log.source(graph.topology.schema, graph.redaction)
         self._prefixes = session.run_start.id_prefixes, session.ids.prefix
         self.answers: tuple[Answer, ...] = () if self._depth or not records.answers else records.given_answers()
         items = records.items or records.finished
@@ -596,7 +597,7 @@ class Run:
         if self._source is not None:
             # A thread that was deleted, or a store that was closed, takes nothing from what this process knows.
             with suppress(StoreError):
-                return record_at(*self._source, self._redactor)
+                return record_at(*self._source)
         thread, graph = "" if self._source is None else self._source[1], self._graph
         began = self._ended - self.duration
         return Record.of(*self._facts(self._redactor), self.run_id, thread, began, graph.hidden, graph.recorded)
@@ -754,10 +755,9 @@ class Run:
     def to_html(self, path: str | os.PathLike[str]) -> Path:
         """Writes the run as one HTML file: the inspector's page of it, with its data inside. It opens without a server.
 
-        The page shows what `dspyer inspect` shows of a run: the graph with the path taken, the steps with their states
-        and differences, a timeline, attempts, failures, LM calls and costs. It loads nothing from elsewhere. Values are
-        redacted as in events; with `redact`, prompts and responses are left out. Above 500 commits it has the first and
-        the last 250 and says how many are between; texts of more than 20,000 characters are cut.
+        The page shows what `dspyer inspect` shows of a run: its steps over time and as a tree, with conversations,
+        prompts, states and what changed, and the graph with the path taken. It has the whole of `record()`, with
+        values redacted, and loads nothing from elsewhere.
 
         Args:
             path: the file; one that is there is replaced.
@@ -778,7 +778,7 @@ class Run:
             ...     path.name, path.read_text()[:15]
             ('run.html', '<!doctype html>')
         """
-        return display.write_page(self.record(), path, self.stats().to_dict(), self.events, self.repairs(), self._depth)
+        return display.write_page(self.record(), path)
 
     @property
     def shown(self) -> tuple[Commit, ...]:

@@ -34,6 +34,7 @@ from dspyer.log.rows import (
     sum_usage,
 )
 from dspyer.nodes.node import Node
+from dspyer.redaction import Redaction
 from dspyer.runtime.request import Inside, RunStart
 from dspyer.scheduler.schedule import RunState
 from dspyer.schema.schema import Schema
@@ -185,7 +186,7 @@ class RunLog:
             end_of_thread = RecoveredState(run.trunk_state, next_version, last_run, journal.tail)
             journal.store.heads.put(journal.thread, (at, journal.epoch, model), end_of_thread)
 
-    def source(self, schema: Schema) -> tuple[HistoryReader, str, Point] | None:
+    def source(self, schema: Schema, redaction: Redaction | None) -> tuple[HistoryReader, str, Point] | None:
         """The place where the run can be read, up to its last row: none while its end is not written.
 
         The end is there if this run has written it, `thread.stop()` has, or the run was read as it was stored.
@@ -197,7 +198,7 @@ class RunLog:
             return None
         shape = "" if journal.run_row is None else fingerprint_id(journal.run_row)
         return (
-            HistoryReader(journal.store, schema, self._records.fetch_and_decode[1], shape),
+            HistoryReader(journal.store, schema, self._records.fetch_and_decode[1], shape, redaction),
             journal.thread,
             Point(journal.run, last),
         )

@@ -224,7 +224,7 @@ class EventTranslator:
             yield StateSnapshotEvent(snapshot=now)
 
     def _hide(self, field: str, value: Any) -> Any:
-        return value if self._redactor is None else self._redactor.field(field, value)
+        return value if self._redactor is None else thaw(self._redactor.field(field, value))
 
     def _commit(self, event: Committed, state: ImmutableState) -> Iterator[BaseEvent]:
         commit = event.commit

@@ -181,7 +181,7 @@ class StoredThread:
         check = () if isinstance(store, Memory) else (StorableCheck(graph.name, schema),)
         self.program, self.graph, self.schema, self.name = program, graph, schema, name
         self.store = CheckedStore(store, *check)
-        self.reader = HistoryReader(self.store, schema, decoder(schema), fingerprint.id)
+        self.reader = HistoryReader(self.store, schema, decoder(schema), fingerprint.id, graph.redaction)
         self.compatibility = GraphCompatibility(name, graph, fingerprint, self.reader, others)
 
     @cached_property

@@ -457,7 +457,7 @@ class Thread:
             >>> t.run({"n": 1}).record().to_dict() == t.record("t-42.1").to_dict()
             True
         """
-        return record_of(self._stored.reader, self.name, run, self._stored.redactor())
+        return record_of(self._stored.reader, self.name, run)
 
     def items(self, node: str, run: str | None = None) -> Items:
         """The items of a map of the last run, as `run.items(node)`, also while a process runs it, and after a crash.
@@ -493,7 +493,7 @@ class Thread:
             ...     "nodes"]
             []
         """
-        return display.count_stats(records_of(self._stored.reader, self.name, self._stored.redactor()))
+        return display.count_stats(records_of(self._stored.reader, self.name))
 
     def history(
         self,
