@@ -1,4 +1,4 @@
-"""The form of a question is that of the type of its answer: None is a choice, and a float stays one; a call is approved."""
+"""The form of a question is that of the type of its answer: None is a choice, a float stays one, and a call is approved."""
 
 from __future__ import annotations
 
@@ -111,7 +111,8 @@ def test_a_call_is_approved_with_other_arguments_or_refused(page: Any) -> None:
         return "paid"
 
     store = Memory()
-    program = agents.tool_loop("question -> answer", [agents.tool(pay, approve=True)], name="Payer").compile(store=store)
+    payer = agents.tool_loop("question -> answer", [agents.tool(pay, approve=True)], name="Payer")
+    program = payer.compile(store=store)
     with dspy.context(lm=ScriptedLM(lambda prompt: turn(("pay", {"amount": 90})))):
         for name in ("one", "two"):
             program.thread(name).run({"question": "Why?"})
