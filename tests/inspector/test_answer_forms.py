@@ -1,4 +1,4 @@
-"""The form of a question is that of the type of its answer: None is a choice, a float stays one, and a call is approved."""
+"""The form of a question is that of the type of its answer: None is a choice, a float stays one; calls are approved."""
 
 from __future__ import annotations
 
