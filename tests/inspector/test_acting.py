@@ -315,7 +315,7 @@ def test_a_prompt_is_sent_again_and_stored_nowhere() -> None:
         edited = [{"role": "user", "content": "And of Piedmont?"}]
         found = post(app, "again", **body, messages=edited, model="other").json()
         assert ("Nice" in found["text"], found["model"]) == (True, "other")
-        assert lm.calls[-1].prompt.messages == edited
+        assert [one.content for one in lm.calls[-1].prompt.turns] == ["And of Piedmont?"]
         failed = post(app, "again", **body)
         assert (failed.status_code, failed.json()["error"]["type"]) == (502, "LMUnexpectedError")
         rows = [({"call": 1}, 404), ({"step": "t.1/odd"}, 404), ({"run": "odd"}, 409), ({"call": -1}, 404)]
