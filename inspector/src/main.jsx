@@ -47,7 +47,7 @@ const KEYS = [
 
 const Help = ({ onClose }) => (
   <Dialog title="Keys" onClose={onClose}>
-    <dl class="keys">
+    <dl class="keylist">
       {KEYS.map(([key, words]) => (
         <div key={key}>
           <dt><kbd>{key}</kbd></dt>
