@@ -9,13 +9,16 @@ import { parseValue } from "./numbers.js";
 import { Problem, Tag } from "./parts.jsx";
 import { go, href } from "./route.js";
 import { Filters, times, query } from "./runs.jsx";
-import { Value } from "./value.jsx";
+import { gist, Value } from "./value.jsx";
 
 const LIMIT = 100;
 
-const typed = (value) => (typeof value === "string" ? value : JSON.stringify(value, null, 2));
-
-const gist = (value) => (typeof value === "string" ? value : JSON.stringify(value) ?? "").replace(/\s+/g, " ").slice(0, 200);
+// A value as it is typed: short lists and mappings in one line.
+function typed(value) {
+  if (typeof value === "string") return value;
+  const text = JSON.stringify(value);
+  return text.length > 60 ? JSON.stringify(value, null, 2) : text;
+}
 
 // What was typed for a field, as its value: a text stays one, anything else is JSON.
 function corrected(value, text) {
@@ -50,7 +53,7 @@ function Fields({ values }) {
   return (
     <span class="gists">
       {Object.entries(values).slice(0, 4).map(([name, value]) => (
-        <span class="one" key={name}><code>{name}</code> {gist(value)}</span>
+        <span class="one" key={name}><code>{name}</code> {gist(value, 200)}</span>
       ))}
     </span>
   );

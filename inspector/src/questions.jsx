@@ -179,7 +179,7 @@ export function QuestionsPage({ params, about }) {
   return (
     <main id="main" class="inbox" tabIndex={-1} aria-busy={busy}>
       {listed && (
-        <nav class="asks" aria-label="Questions">
+        <nav class="asklist" aria-label="Questions">
           <h1>{open ? plural(open, "question") : busy ? "Questions" : "Nothing waits"}</h1>
           {error && <Problem error={error} />}
           <ol ref={list}>{items.map((one) => <Entry key={one.question.id} item={one} selected={one === item} />)}</ol>

@@ -127,9 +127,10 @@ export function Filters({ page, params, names = {} }) {
   const change = (name) => (value) => go(page, { ...params, [name]: value }, { replace: true });
   const span = params.since in SPANS || !params.since ? (params.since ?? "") : "custom";
   const within = (since) => go(page, { ...params, since, until: undefined }, { replace: true });
+  const [all, setAll] = useState(false); // on a phone
   const typed = (name) => ({ name, value: params[name], onValue: change(name) });
   return (
-    <form class="filters" role="search" aria-label="Filters" onSubmit={(event) => event.preventDefault()}>
+    <form class={all ? "filters all" : "filters"} role="search" aria-label="Filters" onSubmit={(event) => event.preventDefault()}>
       <div class="filterline">
         <Chips
           label="Status"
@@ -165,6 +166,7 @@ export function Filters({ page, params, names = {} }) {
         <Typed {...typed("model")} label="Model" placeholder="any" list="model-names"><Names id="model-names" rows={names.models} /></Typed>
         <Typed {...typed("min_cost")} label="Cost from, USD" inputMode="decimal" placeholder="0.01" />
         <Typed {...typed("min_seconds")} label="Seconds from" inputMode="decimal" placeholder="10" />
+        <button type="button" class="btn small allfilters" aria-expanded={all} onClick={() => setAll(!all)}>{all ? "Fewer filters" : "More filters"}</button>
       </div>
     </form>
   );
