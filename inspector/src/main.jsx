@@ -117,7 +117,7 @@ function App() {
   } else if (!about) {
     view = (
       <>
-        <Bar trail={page === "run" || embedded ? [""] : undefined} />
+        <Bar trail={page === "run" || page === "compare" || embedded ? [] : undefined} deep={page === "run" || Boolean(embedded)} />
         <main id="main" aria-busy="true" />
       </>
     );
