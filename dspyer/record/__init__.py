@@ -9,6 +9,7 @@ if TYPE_CHECKING:
     from dspyer.record.drawn import Checked, DrawnGraph
     from dspyer.record.items import Items
     from dspyer.record.making import RecordStep, StepQuestion, Wrote
+    from dspyer.record.overview import Overview
     from dspyer.record.record import Record
     from dspyer.record.turns import ToolCall, Turn
 
@@ -17,6 +18,7 @@ __all__ = [
     "Comparison",
     "DrawnGraph",
     "Items",
+    "Overview",
     "Pair",
     "Record",
     "RecordStep",
@@ -28,5 +30,5 @@ __all__ = [
 
 # A graph knows `record.drawn`; the rest is for readers of runs.
 _HOMES = {"Record": "record", "Checked": "drawn", "DrawnGraph": "drawn", "Items": "items"}
-_HOMES |= {"Comparison": "compare", "Pair": "compare", "ToolCall": "turns", "Turn": "turns"}
+_HOMES |= {"Comparison": "compare", "Overview": "overview", "Pair": "compare", "ToolCall": "turns", "Turn": "turns"}
 __getattr__ = lazy_names(__name__, {name: _HOMES.get(name, "making") for name in __all__})
