@@ -41,7 +41,7 @@ function resolve(schema, root) {
 const below = (path, name) => (path ? `${path}.${name}` : String(name));
 
 // The value of what was typed; what is wrong with it is put into `problems` by its path.
-function readInput(given, input, root, problems, path = "", depth = 0) {
+export function readInput(given, input, root, problems, path = "", depth = 0) {
   const schema = resolve(given, root);
   const kind = kindOf(schema, depth);
   const wrong = (words) => void (problems[path] = words);
@@ -74,7 +74,7 @@ function readInput(given, input, root, problems, path = "", depth = 0) {
 }
 
 // What stands in the inputs for a value, as the arguments of a call that may be changed.
-function asTyped(given, value, root, depth = 0) {
+export function asTyped(given, value, root, depth = 0) {
   const schema = resolve(given, root);
   const kind = kindOf(schema, depth);
   if (kind === "optional") return value === null ? null : asTyped(withoutNone(schema), value, root, depth);
