@@ -267,6 +267,7 @@ export function RunsPage({ params }) {
         <h1 class="hidden">Runs</h1>
         <Overview found={overview} params={params} />
         <Filters page="runs" params={params} names={overview.data ?? {}} />
+        {params.thread && <p class="soft">Of the thread <b>{params.thread}</b>. <a href={href("runs", { ...params, thread: undefined })}>Of all threads</a></p>}
         {error && <Problem error={error} />}
         <section class="table runtable" aria-label="Runs" aria-busy={busy}>
           <div class="listhead" aria-hidden="true">
