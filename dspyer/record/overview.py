@@ -101,8 +101,9 @@ class Overview(NamedTuple):
         >>> store = Memory()
         >>> graph = Graph(name="Halves").add_node("half", lambda n: {"h": 1 / n},
         ...     writes=["h"]).add_path(START, "half", END)
+        >>> program = graph.compile(store=store)
         >>> for number in (0, 1, 2):
-        ...     _ = graph.compile(store=store).thread(f"t{number}").run({"n": number})
+        ...     _ = program.thread(f"t{number}").run({"n": number})
         >>> found = Archive(store).overview()
         >>> (found.runs, found.failed, found.nodes[0].name, found.failures)
         (3, 1, 'half', (Cause(graph='Halves', node='half', type='ZeroDivisionError',
