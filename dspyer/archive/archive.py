@@ -204,7 +204,7 @@ class Archive:
     def overview(
         self, *, since: datetime | None = None, until: datetime | None = None, graph: str | None = None
     ) -> Overview:
-        """What the runs come to: how many have failed and why, how long they took, tokens and cost.
+        """Sum up runs: how many have failed and why, how long they took, tokens and cost.
 
         It reads the headers of runs and how they have ended, and no values.
 

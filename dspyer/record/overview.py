@@ -79,7 +79,7 @@ class Cause:
 
 
 class Overview(NamedTuple):
-    """What runs come to. `archive.overview()` makes it.
+    """The sum of many runs. `archive.overview()` makes it.
 
     Attributes:
         since: from when it counts: the newest 20,000 runs are counted.
