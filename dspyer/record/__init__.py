@@ -10,6 +10,7 @@ if TYPE_CHECKING:
     from dspyer.record.items import Items
     from dspyer.record.making import RecordStep, StepQuestion, Wrote
     from dspyer.record.record import Record
+    from dspyer.record.step_examples import StepExample, StepExamples, examples_of
     from dspyer.record.turns import ToolCall, Turn
 
 __all__ = [
@@ -20,13 +21,17 @@ __all__ = [
     "Pair",
     "Record",
     "RecordStep",
+    "StepExample",
+    "StepExamples",
     "StepQuestion",
     "ToolCall",
     "Turn",
     "Wrote",
+    "examples_of",
 ]
 
 # A graph knows `record.drawn`; the rest is for readers of runs.
 _HOMES = {"Record": "record", "Checked": "drawn", "DrawnGraph": "drawn", "Items": "items"}
 _HOMES |= {"Comparison": "compare", "Pair": "compare", "ToolCall": "turns", "Turn": "turns"}
+_HOMES |= dict.fromkeys(["StepExample", "StepExamples", "examples_of"], "step_examples")
 __getattr__ = lazy_names(__name__, {name: _HOMES.get(name, "making") for name in __all__})

@@ -121,7 +121,7 @@ function Example({ example, index, chosen, onChoose, texts, onTexts, open, onOpe
       {open && (
         <div class="examplebody">
           <section aria-label="Inputs">
-            <h3>Inputs</h3>
+            <h2>Inputs</h2>
             <dl class="card">
               {Object.entries(example.inputs).map(([name, value]) => (
                 <div class="field" key={name}><dt>{name}</dt><dd><Value of={value} /></dd></div>
@@ -129,7 +129,7 @@ function Example({ example, index, chosen, onChoose, texts, onTexts, open, onOpe
             </dl>
           </section>
           <section aria-label="Outputs">
-            <h3>Outputs <span class="soft">what an optimizer shall learn: correct them here</span></h3>
+            <h2>Outputs <span class="soft">what an optimizer shall learn: correct them here</span></h2>
             <Editor id={index} outputs={example.outputs} texts={texts ?? {}} problems={problems} onTexts={onTexts} />
           </section>
           <p class="soft">From the step <a href={href("run", { thread: threadOf(example), run: example.run, step: example.step })}>{example.step}</a></p>
@@ -176,8 +176,10 @@ export function DataPage({ params }) {
   // From a step of a run: it is chosen, and stands open.
   const given = params.step && items.some(({ step }) => step === params.step);
   useEffect(() => {
+    if (params.step && !draft.chosen.includes(params.step)) setDraft({ ...draft, chosen: [...draft.chosen, params.step] });
+  }, [params.step]);
+  useEffect(() => {
     if (!given) return;
-    if (!draft.chosen.includes(params.step)) setDraft({ ...draft, chosen: [...draft.chosen, params.step] });
     document.getElementById(`example-${items.findIndex(({ step }) => step === params.step)}`)?.scrollIntoView({ block: "nearest" });
   }, [given, params.step]);
   const chosen = items.filter(({ step }) => draft.chosen.includes(step));
@@ -198,10 +200,10 @@ export function DataPage({ params }) {
   return (
     <main id="main" class="lists" tabIndex={-1}>
       <div class="sheet">
-        <div class="datahead">
+        <div class={items.length ? "datahead" : "datahead unread"}>
           <h1>Data set{node && <> of <code>{node}</code></>}</h1>
           <span class="room" />
-          {node && items.length > 0 && (
+          {node && (
             <>
               <span class="soft num">
                 {chosen.length ? `${count(chosen.length)} of ${count(items.length)} chosen` : plural(items.length, "example")}
