@@ -1,4 +1,4 @@
-"""The view of a run in Chromium: strip, tree and pane; by keyboard alone, live, with long and hostile texts, as a file."""
+"""The view of a run in Chromium: strip, tree and pane, by keyboard, live, with long and hostile texts, as a file."""
 
 from __future__ import annotations
 
