@@ -675,7 +675,7 @@ class Run:
         return {"trajectory": self.trajectory, **({} if node is None else node.told(self.state))}
 
     def report(self) -> str:
-        """The run as text for a terminal: commits in canonical order, branches side by side, conflicts, errors.
+        """The run as text for a terminal: its steps as a tree, with what they wrote, conflicts, questions, errors.
 
         Returns:
             A text of at most 100 columns.

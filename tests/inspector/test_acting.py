@@ -303,7 +303,8 @@ def asking(record: str = "full", lm: Any = None) -> tuple[Any, str, CompiledGrap
 
 
 def test_a_prompt_is_sent_again_and_stored_nowhere() -> None:
-    lm = ScriptedLM([{"answer": word} for word in ("Lyon", "Paris", "Nice")], model="scripted")
+    words = [{"answer": word} for word in ("Lyon", "Paris", "Nice")]
+    lm = ScriptedLM([*words, ConnectionError("down")], model="scripted")
     with dspy.context(lm=lm):
         app, step, _ = asking()
         body: dict[str, Any] = {"thread": "t", "run": "t.1", "step": step, "call": 0}
