@@ -221,7 +221,7 @@ class Read(Layer):
         self.notes: list[str] = []
 
     def event(self, event: Event) -> Event:
-        self.notes.append(repr(event))
+        self.notes.append(str(event.to_dict()))
         return event
 
     def shown(self, value: Any, failure: Failure | None = None, *, ends: bool = False) -> Any:

@@ -233,8 +233,8 @@ EXITS: dict[str, Callable[[Played], Any]] = {
     "what is found": lambda p: p.archive.runs(contains="canary-4711"),
 }
 COMMANDS = (
-    *("runs", "threads", "show t", "show f", "show t 1 --prompts", "show t 4", "log t", "log f", "log t --inside 4"),
-    *("diff t 0 5", "blame t", "stats t", "graph t", "due"),
+    *("runs", "threads", "show t", "show f", "show t 1 --prompts", "show t 4", "log t", "log f", "log t --inside 5"),
+    *("diff t 0 5", "blame t", "stats t", "graph t"),
 )
 
 
@@ -260,7 +260,6 @@ def found_in(shown: dict[str, str]) -> list[str]:
 def test_a_hidden_value_is_at_no_exit_and_whole_where_values_are_kept(played: Played) -> None:
     shown = {name: str(read(played)) for name, read in EXITS.items()}
     shown |= {f"dspyer {command}": printed(played, command) for command in COMMANDS}
-    open("/tmp/m/hid_found", "w").write("\n".join(found_in(shown)))
     assert found_in(shown) == []
     assert [name for name, text in shown.items() if not text] == []
     whole = {

@@ -39,8 +39,8 @@ def test_a_copy_of_a_hidden_value_is_hidden_wherever_a_run_or_a_thread_is_shown(
     assert run.status == "completed"
     run.to_html(tmp_path / "run.html")
     shown = {
-        "events": repr(run.events),
-        "shown": repr(run.shown),
+        "events": str([event.to_dict() for event in run.events]),
+        "record": str(run.record().to_dict()),
         "report": run.report(),
         "picture": run.to_svg(),
         "stats": str(run.stats()),
@@ -97,6 +97,6 @@ def test_a_question_is_shown_as_it_was_asked_and_hidden_once_it_is_answered(wher
     assert thread.questions == run.questions
     done = thread.resume({} if where == "overwritten" else {"sure": True}, by="ada")
     assert done.status == "completed"
-    shown = f"{done.events} {done.report()} {done.record().to_dict()}"
+    shown = f"{[one.to_dict() for one in done.events]} {done.report()} {done.record().to_dict()}"
     assert "Send [redacted]?" in shown
     assert SECRET not in shown
