@@ -57,9 +57,8 @@ if TYPE_CHECKING:
     from dspyer.display.progress_screen import NotebookScreen, TerminalScreen
 
 
-# What runs right now, as `dspyer.progress()` shows it: counted from events, with the times at which they arrived.
-#
-# It holds what is running, and of what has ended only counts: it does not grow with the number of runs or steps.
+# What runs right now, counted from events, with the times at which they arrived. Of what has ended there are only
+# counts: it does not grow with the number of runs or steps.
 
 
 ENDED_RUNS = 4  # runs that are kept after their end
@@ -94,22 +93,14 @@ class MapProgress:
 
     Items start in their order, and those that an earlier attempt has finished do not start again. So the items before
     the last one that has started, which have not started themselves, are done.
-
-    Attributes:
-        total: number of items.
-        begun: when the first one started.
-        started: how many have started.
-        last: the highest index of one that has started.
-        ended: how many have ended, by status.
-        retries: attempts of items that failed and were followed by another one.
     """
 
     total: int
-    begun: float
+    begun: float  # when the first one started
     started: int = 0
-    last: int = -1
-    ended: Counter[str] = field(default_factory=Counter)
-    retries: int = 0
+    last: int = -1  # the highest index of one that has started
+    ended: Counter[str] = field(default_factory=Counter)  # by status
+    retries: int = 0  # attempts of items that were followed by another one
 
     @property
     def running(self) -> int:
@@ -129,22 +120,14 @@ class MapProgress:
 
 @dataclass(slots=True)
 class RunningNode:
-    """One execution that runs.
-
-    Attributes:
-        attempt: number of its attempt.
-        doing: what the node says that it is doing.
-        asks: whether it has asked a question.
-        items: its items, if it is a map.
-        inside: the graphs that run inside of it, by what follows its id in their scope: `""`, or `"[3]"` of an item.
-    """
+    """One execution that runs; `inside` has the graphs in it, by what follows its id: `""`, or `"[3]"` of an item."""
 
     node: str
     branch: BranchPath
     visit: int
     started: float
     attempt: int = 1
-    doing: str = ""
+    doing: str = ""  # what the node says that it is doing
     asks: bool = False
     items: MapProgress | None = None
     inside: dict[str, RunningGraph] = field(default_factory=dict)
@@ -162,13 +145,7 @@ class EndedVisits:
 
 @dataclass(slots=True)
 class RunningGraph:
-    """A graph that runs.
-
-    Attributes:
-        name: name of the graph.
-        ended: the visits that have ended, by node, in the order in which the nodes started first.
-        running: the executions that run, by id.
-    """
+    """A graph that runs: visits that have ended by node, in the order of their first start; what runs by execution."""
 
     name: str
     ended: dict[str, EndedVisits] = field(default_factory=dict)
@@ -193,10 +170,7 @@ class RunningGraph:
 
 @dataclass(slots=True)
 class RunningRun:
-    """A run: its graph, and what it has used so far. `status` is `"running"` until it has ended.
-
-    `told` are the last events of classes that are not known here: node and label.
-    """
+    """A run: its graph, and what it has used so far; `told` are the last events of classes that are not known here."""
 
     graph: RunningGraph
     started: float
@@ -214,16 +188,7 @@ class RunningRun:
 
 
 class RunningRuns:
-    """All runs since the display began.
-
-    Attributes:
-        began: when it began.
-        runs: the runs that run, by id, in the order in which they began.
-        ended: how many have ended, by status.
-        latest: the last ones that have ended.
-        failed: the last ones that have failed.
-        spent: what all of them have used.
-    """
+    """All runs since the display began: those that run by id, and of those that have ended the last ones and counts."""
 
     def __init__(self, began: float) -> None:
         self.began = began

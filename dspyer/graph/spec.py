@@ -328,6 +328,7 @@ def explain(graph: GraphSpec) -> str:
 def drawing_facts(graph: GraphSpec) -> dict[str, Any]:
     """Facts of a graph and of those inside of it for readers of its runs: the JSON form of a `DrawnGraph`."""
     mapped = {name: found for name, node in graph.nodes.items() if (found := node.mapped) is not None}
+    gives = {name: dict(node.predicted) for name, node in graph.nodes.items() if node.predicted is not None}
     return {
         "name": graph.name,
         "looks": {name: list(node.look[:2]) for name, node in graph.nodes.items()},
@@ -339,7 +340,14 @@ def drawing_facts(graph: GraphSpec) -> dict[str, Any]:
         "checks": {
             name: {"fix": one.fix, "into": one.into, "modes": list(one.modes)} for name, one in graph.rejecting.items()
         },
-        "maps": {name: {"into": one.into, "failures": one.failures, "over": one.over} for name, one in mapped.items()},
+        "maps": {
+            name: {"into": one.into, "failures": one.failures, "over": one.over, "item": one.item}
+            for name, one in mapped.items()
+        },
+        "reads": {
+            name: dict(graph.nodes[name].sources) for name in (*gives, *(graph.inner.keys() & graph.nodes.keys()))
+        },
+        "gives": gives,
         "lists": sorted(fields_of_items([graph.topology.schema])),
         "failures": {name: list(fields) for name in graph.nodes if (fields := graph.failure_fields(name))},
         "inner": {name: drawing_facts(inner) for name, inner in graph.inner.items()},

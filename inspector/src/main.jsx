@@ -40,6 +40,7 @@ const KEYS = [
   ["Enter", "open the entry; in a run: to what stands beside the steps"],
   ["[ ]", "the tab before and after"],
   ["/", "search or filter"],
+  ["x, then c", "in the list of runs: choose two, and compare them"],
   ["Escape", "back to the list; leave a field; close a dialog"],
   ["Home, End", "first and last entry"],
   ["?", "this list"],

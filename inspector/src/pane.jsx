@@ -4,9 +4,9 @@ import { canAct, Rerun } from "./acts.jsx";
 import { AnswerForm } from "./answer.jsx";
 import { embedded } from "./api.js";
 import { Changes } from "./changes.jsx";
-import { Conversation } from "./conversation.jsx";
+import { agentOf, Conversation } from "./conversation.jsx";
 import { CopyEdited } from "./edit.jsx";
-import { cost, duration, failureText, plural, tokens, when } from "./format.js";
+import { cost, count, duration, failureText, plural, tokens, when } from "./format.js";
 import { GraphView } from "./graph.jsx";
 import { useKeys } from "./hooks.js";
 import { Items } from "./items.jsx";
@@ -23,6 +23,8 @@ import { Text, Value, ValueOf } from "./value.jsx";
 const TABS = [
   { id: "conversation", name: "Conversation", fits: (record, step) => step.kind === "agent", View: Conversation },
   { id: "prompt", name: "Prompt", fits: (record, step) => step.lm.length > 0, count: (record, step) => step.lm.length > 1 && step.lm.length, View: Prompt },
+  // A run whose graph is an agent has its conversation at each of its steps.
+  { id: "conversation", name: "Conversation", fits: (record, step) => agentOf(record, step) === null, View: Conversation },
   {
     id: "items",
     name: "Items",
@@ -100,7 +102,12 @@ function Asked({ record, step, about }) {
       </>
     );
   }
-  return <div class="asks"><AnswerForm record={record} step={step} question={asked} about={about} /></div>;
+  return (
+    <div class="asks">
+      <div class="note wait"><b>Waits for an answer</b>{asked.at ? ` since ${when(asked.at)}` : ""}{asked.expires ? `, until ${when(asked.expires)}` : ""}<Text record={record} of={asked.text} /></div>
+      {embedded ? null : <AnswerForm record={record} question={asked} about={about} />}
+    </div>
+  );
 }
 
 function Posts({ record, step }) {
@@ -149,7 +156,7 @@ export function Pane({ record, step, tab, onTab, onSelect, onBack, about, now })
         <Button small class="back" onClick={onBack}>‹ Steps</Button>
         <Kind kind={step.kind} large />
         <h2>{nameOf(step)}</h2>
-        {step.visit > 1 && <span class="x">×{step.visit}</span>}
+        {step.visit > 1 && <span class="x">×{count(step.visit)}</span>}
         {step.status !== "done" && <Status status={step.status} />}
         <span class="grow" />
         <span class="acts"><Acts record={record} step={step} about={about} /></span>

@@ -63,6 +63,12 @@ function Entry({ item, selected }) {
   );
 }
 
+// A text of which `questions` gives the beginning alone: its run has the rest.
+function LongText({ thread, run, of }) {
+  const { record } = useRecord({ thread, run });
+  return record ? <Text record={record} of={of} /> : <span class="text">{of.text}…</span>;
+}
+
 function Call({ call }) {
   const args = Object.entries(call.args ?? {});
   return (
@@ -133,7 +139,7 @@ function Asked({ item, about, onDone, mine, narrow }) {
         <span>waits since <Time time={since} /></span>
         <code>{question.key}</code>
       </p>
-      {!question.call && beginning(question.text) && <div class="card quote"><Text record={{ run: { thread, id: run } }} of={question.text} /></div>}
+      {!question.call && beginning(question.text) && <div class="card quote">{typeof question.text === "string" ? <Text of={question.text} /> : <LongText {...{ thread, run }} of={question.text} />}</div>}
       {question.call && <Call call={question.call} />}
       {gone ? <Answered {...{ thread, run, mine }} id={question.id} /> : <AnswerForm waiting={item} about={about} onDone={onDone} />}
     </article>
@@ -179,7 +185,7 @@ export function QuestionsPage({ params, about }) {
   return (
     <main id="main" class="inbox" tabIndex={-1} aria-busy={busy}>
       {listed && (
-        <nav class="asks" aria-label="Questions">
+        <nav class="asklist" aria-label="Questions">
           <h1>{open ? plural(open, "question") : busy ? "Questions" : "Nothing waits"}</h1>
           {error && <Problem error={error} />}
           <ol ref={list}>{items.map((one) => <Entry key={one.question.id} item={one} selected={one === item} />)}</ol>

@@ -232,21 +232,19 @@ export function useValues(record, ids) {
   return useMemo(() => new Map(ids.filter((id) => values.known.has(id)).map((id) => [id, values.known.get(id)])), [values, key, version]);
 }
 
-async function whole(params, source, signal, show) {
-  let [page, record] = [null, null];
+// The pages of a record, each shown as it comes; those after the first one are of the same record.
+async function whole(params, page, signal, show) {
+  const [source, { graphs, position }] = [new Values({ ...params, run: page.run.id || params.run }), page];
   let steps = [];
-  do {
-    page = await get("record", { ...params, first: page?.next ?? undefined }, signal);
-    if (signal.aborted) return null;
-    steps = steps.concat(page.items);
-    const more = { position: page.position, complete: page.next == null };
-    record = new Record(source, page.run, record?.graphs ?? page.graphs, steps, more);
-    show(record);
-  } while (page.next != null);
-  return record;
+  for (let next = page; next && !signal.aborted; ) {
+    steps = steps.concat(next.items);
+    const complete = next.next == null;
+    show(new Record(source, next.run, graphs, steps, { position, complete }));
+    next = complete ? null : await get("record", { ...params, first: next.next, position }, signal);
+  }
 }
 
-// The record of a run, kept up to date: {record, error, busy, again}. `error` beside a record: it is an old one.
+// The record of a run, without `run` the last one of the thread, kept up to date: {record, error, busy, again}. `error` beside a record: it is an old one.
 export function useRecord({ thread, run }) {
   const [state, setState] = useState({ record: null, error: null });
   const [tries, again] = useReducer((n) => n + 1, 0);
@@ -254,7 +252,6 @@ export function useRecord({ thread, run }) {
     const stop = new AbortController();
     const { signal } = stop;
     const params = { thread, run };
-    const source = new Values(params);
     let latest = null;
     const show = (record) => {
       latest = record;
@@ -264,17 +261,17 @@ export function useRecord({ thread, run }) {
     const renew = async () => {
       const answer = await get("record", { ...params, after: latest.position }, signal);
       if (signal.aborted || answer.position === latest.position) return;
-      if (answer.first !== undefined) await whole(params, source, signal, show);
-      else show(latest.changed(answer));
+      if (answer.first === undefined) show(latest.changed(answer));
+      else await whole(params, answer, signal, show); // of another run, or the server has forgotten the position
     };
     (async () => {
       try {
-        await whole(params, source, signal, show);
+        await whole(params, await get("record", params, signal), signal, show);
       } catch (error) {
         failed(error);
         return;
       }
-      if (signal.aborted || embedded || !thread || !OPEN.has(latest.run.status)) return;
+      if (signal.aborted || embedded || (run && !OPEN.has(latest.run.status))) return;
       let [busy, more] = [false, false];
       const changed = async () => {
         more = true;

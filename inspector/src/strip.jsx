@@ -76,7 +76,7 @@ function Ticks({ all, x, width, height }) {
     for (let n = Math.ceil((from - all.from) / every - 1e-9); all.from + n * every <= till + 1e-9; n += 1) {
       const at = x(all.from + n * every);
       if (x.folds.some((one) => at > one.x - 52 && at < one.x + one.width + 46)) continue;
-      const label = n === 0 ? "0" : every < 0.1 ? `${(n * every).toFixed(3)} s` : duration(n * every);
+      const label = n === 0 ? "0" : every < 0.1 && n * every >= 1 ? `${(n * every).toFixed(every < 0.01 ? 3 : 2)} s` : duration(n * every);
       ticks.push(
         <g key={n}>
           <line x1={at} x2={at} y1="14" y2={height} class="grid" />
@@ -98,7 +98,10 @@ export function Strip({ record, selected, onSelect, now, lanes = 5 }) {
   const all = times(record, now);
   const x = useMemo(() => scale(all, Math.max(width, 50), view), [all, width, view]);
   const bars = useMemo(() => (width ? layout(record, all, x, width, lanes, now) : []), [record, x, width, lanes, all]);
-  const height = TOP + LANE * Math.max(1, lanes === 5 ? Math.min(lanes, 1 + bars.reduce((most, bar) => Math.max(most, bar.lane), 0)) : lanes);
+  // It never gets lower, and has all lanes at once while the run goes on: nothing below it moves.
+  const used = useRef(1);
+  used.current = Math.min(lanes, Math.max(used.current, record.run.status === "running" ? lanes : 1 + bars.reduce((most, bar) => Math.max(most, bar.lane), 0)));
+  const height = TOP + LANE * used.current;
   const [wide, thin] = useMemo(() => {
     const paths = new Map();
     const large = [];

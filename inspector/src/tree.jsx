@@ -1,7 +1,7 @@
 // The steps as a tree. Only the rows in sight are elements: 100,000 rows scroll like 20.
 
 import { useEffect, useLayoutEffect, useMemo, useRef, useState } from "preact/hooks";
-import { amount, duration, plural, sum } from "./format.js";
+import { amount, count, duration, plural, sum } from "./format.js";
 import { useKeys } from "./hooks.js";
 import { hintOf, isBookkeeping, nameOf } from "./names.js";
 import { hue, Kind, Tag } from "./parts.jsx";
@@ -100,7 +100,7 @@ function Row({ record, row, top, selected, onSelect, onToggle, x, all, values, w
         ) : <span class="tw none" />}
         <Kind kind={step.kind} />
         <span class="lbl">{nameOf(step)}</span>
-        {step.visit > 1 && <span class="x">×{step.visit}</span>}
+        {step.visit > 1 && <span class="x">×{count(step.visit)}</span>}
         {hint && <span class="hint">{hint}</span>}
         <Marks record={record} step={step} values={values} where={where} />
       </div>
