@@ -180,12 +180,12 @@ class Redaction:
 
     def patch(self, patch: Mapping[str, Any]) -> Mapping[str, Any]:
         """The redacted form of a patch."""
-        found = {name: self.update((name,), update) for name, update in patch.items() if self._names(name)}
+        found = {name: self.update((name,), update) for name, update in patch.items() if self.names(name)}
         return patch if all(patch[name] is shown for name, shown in found.items()) else {**patch, **found}
 
     def at(self, path: KeyPath, value: Any) -> Any:
         """The redacted form of a frozen value at a path: hidden if a value around it is."""
-        if value is DELETE or not self._names(path[0]):
+        if value is DELETE or not self.names(path[0]):
             return value
         # `decide` is called from the outside in, so the value is wrapped in mappings that stand for those around it.
         inside = thaw(value)
@@ -206,7 +206,7 @@ class Redaction:
         """
         return fields is None or not self.patterns or not self._fields.isdisjoint((name, ONE, MANY, *fields))
 
-    def _names(self, field: str) -> bool:
+    def names(self, field: str) -> bool:
         """Return whether a pattern may match anything in a field: most fields need no look at their values."""
         return not self.patterns or not self._fields.isdisjoint((field, ONE, MANY))
 
