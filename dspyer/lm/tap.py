@@ -597,6 +597,12 @@ def usage_so_far() -> dict[str, LMUsage]:
     return {} if recorder is None else usage_of(*recorder.counted())
 
 
+def calls_so_far() -> Sequence[LMCall]:
+    """The LM calls of the run around the caller so far."""
+    recorder = subscriber(LMRecorder)
+    return () if recorder is None else recorder.counted()[0]
+
+
 # --- the texts of a call
 
 
