@@ -32,16 +32,15 @@ NOT_YET: dict[str, str] = {
     ),
     "archive.opening": "CheckedStore",
     "archive.run_info": (
-        "EndRow HistoryReader OpenRow RowKind current_status failures_of_run questions_at read_run sum_usage"
+        "EndRow HistoryReader OpenRow RowKind current_status encode failures_of_run questions_at read_run sum_usage"
     ),
     "cli.programs": "decode_update encode",
+    "cli.step_facts": "changed encode_update json",
     "cli.store_access": "CheckedStore SQLITE UnreadablePatch encode_update export is_encrypted load",
     "display": "lazy_names",
-    "display.cut_values": "TAG",
     "display.graph_picture": "Edge Rounds",
     "display.progress": "at_fork watching",
     "display.report": "ROLES",
-    "display.run_page": "changed encode encode_update json",
     "display.stats": "sum_usage",
     "executors.call": (
         "CallOptions Executing Inside KeptPrediction LMRecorder Outcome Request RunLink Spends append_to_trace "
@@ -54,6 +53,7 @@ NOT_YET: dict[str, str] = {
         "executing record_lm_calls subscribing with_own_adapters"
     ),
     "inspector.acting": "decode_update json named_classes",
+    "inspector.reading": "RecordWriter",
     "lms.gate": "OVER at_fork clock current_gate current_limit end_of is_on_loop",
     "lms.reliable_lm": "FALLBACK clock estimate_tokens responses_asked retry_after token_counts",
     "migrate.channels": "CopyOnRead RecentFindings SCALARS classes_in is_rebuildable mentions message_list",

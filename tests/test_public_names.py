@@ -79,7 +79,7 @@ def test_every_documented_name_is_public() -> None:
         "dspyer.graph.spec.GraphSpec",  # as `program.graph`
         "dspyer.archive.archived_thread.ArchivedThread",  # as `archive.thread(name)`
         "dspyer.archive.run_info.Page",  # as `archive.runs()`
-        "dspyer.display.run_page.RunInfo",  # as an item of it
+        "dspyer.archive.run_info.RunInfo",  # as an item of it
         "dspyer.archive.stored_graph.StoredGraph",  # as `archive.thread(name).graph()`
         "dspyer.display.stats.NodeStats",  # as `run.stats().nodes`
         "dspyer.display.stats.Stats",  # as `run.stats()`

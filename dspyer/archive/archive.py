@@ -11,8 +11,7 @@ from typing import Any, Literal, Self
 from dspyer.archive.archived_thread import ArchivedThread
 from dspyer.archive.finding import RunFilters, as_seconds, check_limit, check_name, cursor_of
 from dspyer.archive.opening import open_for_reading
-from dspyer.archive.run_info import Page, run_info
-from dspyer.display import RunInfo
+from dspyer.archive.run_info import Page, RunInfo, run_info
 from dspyer.errors import StoreError, ThreadError, names_options, suggestion
 from dspyer.extend import Schema
 from dspyer.log.journal import CheckedStore

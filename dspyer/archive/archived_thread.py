@@ -11,9 +11,9 @@ from typing import Any, TypeVar, cast
 import anyio
 
 from dspyer import ImmutableState
-from dspyer.archive.run_info import run_info
+from dspyer.archive.run_info import RunInfo, run_info
 from dspyer.archive.stored_graph import StoredGraph
-from dspyer.display import RunInfo, RunPath, Stats, count_stats, describe_run, draw_svg, write_page
+from dspyer.display import RunPath, Stats, count_stats, describe_run, draw_svg, write_page
 from dspyer.errors import ThreadError, shows_removed
 from dspyer.events import Answer, Commit, LMCall, Sent
 from dspyer.extend import Address
@@ -212,12 +212,8 @@ class ArchivedThread:
         return draw_svg(record.graph, RunPath.of(record))
 
     def to_html(self, path: str | os.PathLike[str], run: str | None = None) -> Path:
-        """Write a run as one HTML file, as `Run.to_html` does, with its values as they are stored.
-
-        A program's `redact` is not obeyed, so nothing is redacted here: texts are hidden where they were not recorded.
-        `run` is as in `info`. Returns the path.
-        """
-        return write_page(self.record(run), path, self.stats(run).to_dict())
+        """Write a run as one HTML file, as `Run.to_html` does; `run` as in `info`. Returns the path."""
+        return write_page(self.record(run), path)
 
     async def follow(self, after: int | str | None = None, *, interval: float = 0.2) -> AsyncIterator[Commit]:
         """Yields the commits of the thread as they are written. It never ends: close it, or cancel its task.

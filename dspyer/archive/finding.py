@@ -7,7 +7,7 @@ from datetime import UTC, datetime
 from itertools import chain
 from typing import Any, NamedTuple
 
-from dspyer.display import RunInfo
+from dspyer.archive.run_info import RunInfo
 from dspyer.errors import list_names, removed, suggestion
 from dspyer.record import Record
 from dspyer.stores.base import RunPlace, RunQuery

@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from datetime import UTC, datetime
-from typing import Any, Self, TypeVar
+from typing import Any, NamedTuple, Self, TypeVar
 
 from dspyer import START
-from dspyer.display import RunInfo
 from dspyer.events import Question
 from dspyer.failure import Failure
 from dspyer.log.reader import HistoryReader, read_run
 from dspyer.log.rows import EndRow, OpenRow, RowKind, sum_usage
 from dspyer.log.time_travel import questions_at
+from dspyer.record import Record
 from dspyer.record.stored import current_status, failures_of_run
+from dspyer.record_codec import encode
 from dspyer.stores import Store
 from dspyer.stores.base import ListedRun, Point
 
@@ -47,6 +48,59 @@ class Page(tuple[T, ...]):  # noqa: SLOT001 - a tuple has no slots for more
         """Return the JSON form: `items` and `next`."""
         items: list[Any] = [item.to_dict() if hasattr(item, "to_dict") else item for item in self]
         return {"items": items, "next": self.next}
+
+
+class RunInfo(NamedTuple):
+    """A stored run, as lists show it.
+
+    Attributes:
+        thread: the name of its thread.
+        run_id: its id, as `Run.run_id`.
+        graph: the name of its graph.
+        status: `"running"`, `"completed"`, `"failed"`, `"interrupted"`, `"stopped"` or `"crashed"`, as `Thread.status`.
+        steps: how many commits it has, without those of graphs inside its nodes.
+        started: when it was started.
+        ended: when it ended; None for a run that has written no end.
+        usage: what it used by language model, as far as it has written its end.
+        cost: US dollars; None if a language model has no price, or the run has written no end.
+        questions: its questions that have no answer.
+        failure: the first failure with which it ended, without traceback; None if it did not fail. Of a run of which
+            something cannot be read, the reason, with the node `"archive"`.
+    """
+
+    thread: str
+    run_id: str
+    graph: str
+    status: str
+    steps: int
+    started: datetime
+    ended: datetime | None
+    usage: Mapping[str, Mapping[str, Any]]
+    cost: float | None
+    questions: tuple[Question, ...] = ()
+    failure: Failure | None = None
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the JSON form; times as ISO 8601, in UTC."""
+        return encode(self)
+
+    @classmethod
+    def of(cls, record: Record) -> RunInfo:
+        """The entry of a run that was read as a whole."""
+        asked = [step.asked for step in record.steps if step.asked is not None and record.status != "completed"]
+        return cls(
+            record.thread,
+            record.run_id,
+            record.graph.name,
+            record.status,
+            sum(step.parent is None and step.commit is not None for step in record.steps),
+            datetime.fromtimestamp(record.started, UTC),
+            None if record.ended is None else datetime.fromtimestamp(record.ended, UTC),
+            record.usage,
+            record.cost,
+            tuple([one.question for one in asked if one.answer is None]),
+            next((one.model_copy(update={"traceback": ""}) for one in record.failures), None),
+        )
 
 
 def run_info(reader: HistoryReader, listed: ListedRun) -> RunInfo:

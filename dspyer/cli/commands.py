@@ -271,9 +271,9 @@ def inspect(
         str | None, typer.Argument(metavar="STORE", help="The store, instead of --store.", show_default=False)
     ] = None,
     program: Annotated[
-        str | None,
-        typer.Option("--program", metavar="MODULE:NAME", help="Act with this program; otherwise it only reads."),
-    ] = None,
+        list[str],
+        typer.Option("--program", metavar="MODULE:NAME", help="Act with this program, or several; else it only reads."),
+    ] = [],  # noqa: B006 - typer makes a new one
     host: Annotated[
         str, typer.Option("--host", help="Address to bind to; not loopback: others reach it.")
     ] = "127.0.0.1",
@@ -288,12 +288,12 @@ def inspect(
         flush()  # a pipe may read it
 
     common = common if address is None else common._replace(store=address)
-    loaded = None
-    if program is not None:
+    loaded = []
+    if program:
         from dspyer.cli.programs import program_on
 
-        loaded = program_on(program, common)
-    with common.archive(loaded) as archive, suppress(KeyboardInterrupt):
+        loaded = [program_on(one, common) for one in program]
+    with common.archive(next(iter(loaded), None)) as archive, suppress(KeyboardInterrupt):
         serve(archive, loaded, host=host, port=port, browser=not no_browser, say=say)
 
 

@@ -13,11 +13,11 @@ from pathlib import Path
 from typing import Any
 
 from dspyer import Budget, CompiledGraph, Graph, Run, Thread, progress
+from dspyer.archive.run_info import RunInfo
 from dspyer.cli.arguments import BudgetOptions, CommonOptions, UsageError, parse_object
 from dspyer.cli.store_access import NO_STORE, open_to_write
 from dspyer.cli.summaries import print_result
 from dspyer.cli.terminal import note
-from dspyer.display import RunInfo
 from dspyer.errors import StateError, StoreError, ThreadError, annotate, error_text, suggestion
 from dspyer.extend import freeze
 from dspyer.patch import decode_update

@@ -16,7 +16,7 @@ from dspyer import Archive, ImmutableState
 from dspyer.archive.archived_thread import ArchivedThread
 from dspyer.archive.opening import is_encrypted
 from dspyer.cli.arguments import CommonOptions, UsageError, version_of
-from dspyer.display import RunAnswers, maps_of
+from dspyer.cli.step_facts import RunAnswers, maps_of
 from dspyer.errors import StoreError, ThreadError
 from dspyer.events import Answer
 from dspyer.extend import Address, full_id, whole_execution

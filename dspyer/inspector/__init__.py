@@ -27,7 +27,7 @@ def _say(line: str) -> None:
 
 def app(
     store: Archive | Store | str | os.PathLike[str],
-    program: CompiledGraph | None = None,
+    program: CompiledGraph | Sequence[CompiledGraph] | None = None,
     *,
     token: str | None,
     hosts: Sequence[str] = LOOPBACK,
@@ -42,7 +42,8 @@ def app(
 
     Args:
         store: what it shows: the address of a store, a `Store`, or an `Archive`, which may have a key.
-        program: the compiled graph with which it acts: answer, resume, stop, rerun, copy. Without one it only reads.
+        program: the compiled graph with which it acts, or several: answer, resume, stop, rerun, copy, run a prompt
+            again. A run is acted on by the program whose graph has the name of its graph; without one it is only read.
         token: what every request for data must have in its header `X-Dspyer-Token`; the page takes it from the fragment
             of its address, `#token=...`. None for no token: then everyone who reaches the app reads and, with a
             `program`, acts. Pass None only if the application around it checks who asks.
@@ -54,8 +55,8 @@ def app(
 
     Raises:
         ImportError: if a package is missing: `pip install starlette uvicorn`.
-        ValueError: for a host with a port, a token with other characters than letters, digits, `-` and `_`, or an
-            `Archive` of another store than the program's.
+        ValueError: for a host with a port, a token with other characters than letters, digits, `-` and `_`, two
+            programs whose graphs have one name, or an `Archive` of another store than the program's.
 
     Example:
         >>> import dspyer.inspector
@@ -73,7 +74,7 @@ def app(
 
 def inspect(
     store: Archive | Store | str | os.PathLike[str],
-    program: CompiledGraph | None = None,
+    program: CompiledGraph | Sequence[CompiledGraph] | None = None,
     *,
     host: str = "127.0.0.1",
     port: int = 0,

@@ -16,9 +16,9 @@ from starlette.requests import Request
 from starlette.routing import Route
 
 from dspyer import CompiledGraph, Thread
-from dspyer.errors import InputError, NodeOutputError, RunStoppedError, StateError, ThreadError, brief, error_text
-from dspyer.extend import freeze
-from dspyer.inspector.json_answers import NOTHING, RefusedError, answered, body_of, read_in_thread, text_of
+from dspyer.errors import InputError, NodeOutputError, RunStoppedError, StateError, ThreadError, error_text
+from dspyer.extend import Schema
+from dspyer.inspector.json_answers import NOTHING, RefusedError, answered, body_of
 from dspyer.patch import decode_update
 from dspyer.runtime.streams import Events
 from dspyer.stores import Store
@@ -26,6 +26,8 @@ from dspyer.threads.graph_changes import named_classes
 from dspyer.values import json as encoding
 
 logger = logging.getLogger("dspyer")
+
+PASS = "pass it, as in dspyer inspect STORE --program module:graph"
 
 # What reading a malformed JSON form may raise.
 MALFORMED = (StateError, ValueError, TypeError, LookupError, AttributeError, ArithmeticError)
@@ -35,28 +37,25 @@ class Actions:
     """The actions of one app, and the runs that it has begun.
 
     Args:
-        program: the compiled graph.
+        programs: the compiled graphs, by the names of their graphs.
         store: the store of the threads.
     """
 
-    def __init__(self, program: CompiledGraph, store: Store) -> None:
-        self._program = program
+    def __init__(self, programs: Mapping[str, CompiledGraph], store: Store) -> None:
+        self._programs = programs
         self._store = store
-        self._schema = program.graph.topology.schema
-        self._decode = encoding.decoder(named_classes(self._schema))
         self._open: dict[Events, threading.Thread] = {}
 
     def routes(self) -> list[Route]:
-        """The endpoints: only POST acts. Repairs are read, and need the checks of the program."""
+        """The endpoints: only POST acts."""
         thread, at = {"thread": str}, {"at": str | int}
-        actions = [
+        return [
             _action("answer", self._answer, {**thread, "answers": dict}, {"by": str, "comment": str}),
             _action("resume", self._resume, thread),
             _action("stop", self._stop, thread),
             _action("rerun", self._rerun, thread | at),
             _action("copy", self._copy, {**thread, "to": str}, {**at, "patch": dict}),
         ]
-        return [*actions, Route("/repairs", read_in_thread(self._repairs))]
 
     def close(self) -> None:
         """Stop the runs that were begun here, and wait for them: nodes that are sync are finished and committed."""
@@ -75,32 +74,36 @@ class Actions:
     # --- in worker threads: they may block
 
     def _resume(self, thread: str) -> dict[str, Any]:
-        return self._begin(self._existing(thread).stream_resume())
+        return self._begin(self._existing(thread)[0].stream_resume())
 
     def _stop(self, thread: str) -> dict[str, Any]:
-        self._existing(thread).stop()
+        self._existing(thread)[0].stop()
         return {"stopped": True}
 
     def _rerun(self, thread: str, at: str | int) -> dict[str, Any]:
-        return self._begin(self._existing(thread)._stream_rerun(at))
+        return self._begin(self._existing(thread)[0]._stream_rerun(at))
 
-    def _repairs(self, request: Request) -> dict[str, Any]:
-        """The corrections of all runs of the thread."""
-        examples = self._existing(text_of(request, "thread")).repairs()
-        return {"items": [{name: _shown(value) for name, value in example.items()} for example in examples]}
+    def _existing(self, name: str) -> tuple[Thread, Schema, Callable[[Any], Any]]:
+        """The thread, the schema of its program, and what decodes values of that.
 
-    def _existing(self, name: str) -> Thread:
-        """The thread; raises `LookupError` if there is none: acting on a name that is mistyped must not make one."""
-        thread = Thread(self._program, self._store, name)  # not the program's store: that of the archive is shown
-        if self._store.thread(name) is None:
+        Raises `LookupError` if there is no such thread: acting on a name that is mistyped must not make one.
+        """
+        row = self._store.thread(name)
+        run = None if row is None or row.head is None else self._store.run(row.head.run)
+        if run is None:
             raise LookupError(f"there is no thread {name!r}")
-        return thread
+        program = self._programs.get(graph := str(run.header.get("graph", "")))
+        if program is None:
+            raise RefusedError(403, f"thread {name!r} is of the graph {graph!r}, and there is no program of it: {PASS}")
+        schema = program.graph.topology.schema
+        # Not the program's store: that of the archive is shown.
+        return Thread(program, self._store, name), schema, encoding.decoder(named_classes(schema))
 
     def _answer(
         self, thread: str, answers: Mapping[str, Any], by: str | None = None, comment: str | None = None
     ) -> dict[str, Any]:
-        existing = self._existing(thread)
-        given = _each(answers, lambda _, answer: self._decode(answer), "an answer is not in the JSON form of a value")
+        existing, _, decode = self._existing(thread)
+        given = _each(answers, lambda _, answer: decode(answer), "an answer is not in the JSON form of a value")
         try:
             return self._begin(existing.stream_resume(given, by=by, comment=comment))
         except (InputError, ThreadError) as error:
@@ -112,21 +115,19 @@ class Actions:
     def _copy(
         self, thread: str, to: str, at: str | int | None = None, patch: Mapping[str, Any] | None = None
     ) -> dict[str, Any]:
-        existing = self._existing(thread)
-        update = None if patch is None else self._checked_patch(existing, at, patch)
+        existing, schema, decode = self._existing(thread)
+        update = None
+        if patch is not None:
+            state = existing.state if at is None else existing.at(at)
+
+            def checked(field: str, update: Any) -> Any:
+                found = decode_update(update, decode)
+                schema.commit(state, {field: found}, node="update", commit_id="copy")
+                return found
+
+            update = _each(patch, checked, "the change does not fit the schema; nothing was copied")
         copied = existing.copy(to, at=at, patch=update)
         return {"thread": copied.name, "status": copied.status}
-
-    def _checked_patch(self, thread: Thread, at: str | int | None, patch: Mapping[str, Any]) -> dict[str, Any]:
-        """A patch read from its JSON form, each field checked by the schema; raises with all problems by field."""
-        state = thread.state if at is None else thread.at(at)
-
-        def checked(field: str, update: Any) -> Any:
-            found = decode_update(update, self._decode)
-            self._schema.commit(state, {field: found}, node="update", commit_id="copy")
-            return found
-
-        return _each(patch, checked, "the change does not fit the schema; nothing was copied")
 
     def _begin(self, events: Events) -> dict[str, Any]:
         """Begin a run, and return when it owns its thread; the rest of it goes on in a thread of its own."""
@@ -170,14 +171,6 @@ def _action(
         return await run_sync(lambda: act(**body))
 
     return Route(f"/{name}", answered(make), methods=["POST"])
-
-
-def _shown(value: Any) -> Any:
-    """The JSON form of a value; of one that no state can hold, its text."""
-    try:
-        return encoding.encode(freeze(value))
-    except StateError:
-        return brief(value)
 
 
 def _has_ended(events: Events) -> bool:

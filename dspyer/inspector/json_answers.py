@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import logging
-import math
 from collections.abc import Awaitable, Callable, Mapping
 from functools import wraps
 from types import MappingProxyType
@@ -33,19 +32,7 @@ class JSONAnswer(Response):
 
     def render(self, content: Any) -> bytes:
         """The bytes of the body."""
-        try:
-            return json_bytes(content)
-        except ValueError:  # a figure that is no number, such as the cost of an LM with odd prices
-            return json_bytes(_finite(content))
-
-
-def _finite(value: Any) -> Any:
-    """A JSON value with null for NaN and the infinities, which JSON does not have."""
-    if isinstance(value, dict):
-        return {name: _finite(part) for name, part in value.items()}
-    if isinstance(value, list):
-        return [_finite(part) for part in value]
-    return None if isinstance(value, float) and not math.isfinite(value) else value
+        return json_bytes(content)
 
 
 class RefusedError(Exception):

@@ -8,11 +8,11 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
-from collections.abc import AsyncIterator, Callable
+import secrets
+from collections.abc import AsyncIterator, Callable, Collection
 from datetime import UTC, datetime
-from functools import partial
 from threading import Lock
-from typing import Any
+from typing import Any, TypeVar
 
 from anyio import CapacityLimiter
 from anyio.to_thread import run_sync
@@ -22,16 +22,22 @@ from starlette.routing import Route
 
 from dspyer import Archive
 from dspyer.archive.archived_thread import ArchivedThread
-from dspyer.display import RECORD, RunAnswers, cut_within, part_of
+from dspyer.display import drawn_graphs
 from dspyer.errors import ThreadError, error_text
-from dspyer.extend import Address, full_id
 from dspyer.inspector.json_answers import RefusedError, number, read_in_thread, text_of
+from dspyer.record import Record
+from dspyer.record.written import RecordWriter
 
 logger = logging.getLogger("dspyer")
 
+K = TypeVar("K")
+T = TypeVar("T")
+
 MOST_RUNS = 500
-MOST_COMMITS = 2_000
-MOST_ITEMS = 10_000
+MOST_VALUES = 50
+PAGE = 1_000
+"""Steps of a record that are sent at once."""
+
 INTERVAL = 0.08
 """Seconds between two polls. A step is shown within 0.2 s of its commit, what the page then reads included."""
 
@@ -39,7 +45,52 @@ HEARTBEAT = 15.0
 """Seconds of silence after which a comment is sent: a proxy or a browser takes a silent connection for a dead one."""
 
 KEPT = 16
-"""Threads whose readers are kept: a page asks for many parts of one thread."""
+"""Threads whose readers are kept, and records of a run: a page asks for what has changed since one of them."""
+
+KEPT_RUNS = 6
+"""Runs of which it is kept what the page was given."""
+
+
+class ShownRun:
+    """The last records of one run that pages were given, by position, with the values of all that was written."""
+
+    def __init__(self) -> None:
+        self.lock = Lock()  # several pages may ask at once
+        self.writer = RecordWriter()
+        self._records: dict[str, Record] = {}
+
+    def page(self, record: Record, first: int, position: str) -> dict[str, Any]:
+        """The steps from one on; of the record at a position, if it is kept: pages of one record fit together."""
+        record = self._records.get(position, record)
+        end = first + PAGE
+        found = {"items": self.writer.steps(record, record.steps[first:end]), "first": first}
+        graphs = {} if first else {"graphs": drawn_graphs(record.graph)}
+        return {**self._said(record), **graphs, **found, "next": end if end < len(record.steps) else None}
+
+    def changes(self, record: Record, position: str) -> dict[str, Any] | None:
+        """The steps that are new or have changed since the record at a position; None if it is not kept.
+
+        Steps that did not change are the same objects in later records of a run.
+        """
+        before = self._records.get(position)
+        if before is None:
+            return None
+        known, now = set(map(id, before.steps)), set(map(id, record.steps))
+        places = [place for place, step in enumerate(record.steps) if id(step) not in known]
+        items = self.writer.steps(record, [record.steps[place] for place in places])
+        for place, item in zip(places, items, strict=True):
+            item["previous"] = record.steps[place - 1].id if place else None
+        removed = [step.id for step in before.steps if id(step) not in now and not record.has(step.id)]
+        return {**self._said(record), "items": items, "removed": removed, "next": None}
+
+    def _said(self, record: Record) -> dict[str, Any]:
+        position = next((name for name, one in self._records.items() if one is record), None)
+        if position is None:
+            position = secrets.token_hex(6)  # one that another server has given is not known
+            self._records[position] = record
+            for oldest in list(self._records)[:-KEPT]:
+                del self._records[oldest]
+        return {"run": self.writer.run(record), "position": position, "count": len(record.steps)}
 
 
 class Reading:
@@ -47,125 +98,86 @@ class Reading:
 
     Args:
         archive: what is read.
-        program: the name of the graph with which the inspector acts; None if it only reads.
+        programs: the names of the graphs whose runs the inspector acts on.
+        version: that of the package.
     """
 
-    def __init__(self, archive: Archive, program: str | None, version: str) -> None:
+    def __init__(self, archive: Archive, programs: Collection[str], version: str) -> None:
         self._archive = archive
-        self._program = program
+        self._programs = programs
         self._version = version
         self._lock = Lock()
-        self._kept: dict[str, ArchivedThread] = {}  # the last used one last
-        self._valued: dict[str, Callable[[Request], Any]] = {
-            "run": self._run,
-            "commit": self._commit,
-            "execution": self._execution,
-            "posts": lambda request: {"items": self._answers(request).posts()},
-            "conflicts": lambda request: {"items": self._answers(request).conflicts()},
-            "items": lambda request: {"items": self._answers(request).items()},
-        }
+        self._threads: dict[str, ArchivedThread] = {}  # the last used one last, as all that is kept
+        self._runs: dict[tuple[str, str], ShownRun] = {}
 
     def routes(self) -> list[Route]:
-        """The endpoints. The answers of some hold values, which are cut; `value` gives the rest of these."""
-        about = {"store": self._archive.address, "version": self._version, "program": self._program}
-        plain: dict[str, Callable[[Request], Any]] = {
-            "about": lambda _: {**about, "acts": self._program is not None},
-            "runs": partial(self._listed, self._archive.runs),
-            "threads": partial(self._listed, self._archive.threads),
-            "commits": self._commits,
-            "stats": self._stats,
-            "value": self._value,
+        """The endpoints."""
+        reads: dict[str, Callable[[Request], Any]] = {
+            "about": self._about,
+            "runs": self._list,
+            "record": self._record,
+            "values": self._values,
         }
-        reads = plain | {name: _cutting(read) for name, read in self._valued.items()}
         return [Route(f"/{name}", read_in_thread(read)) for name, read in reads.items()]
+
+    def _about(self, request: Request) -> dict[str, Any]:
+        del request
+        programs = sorted(self._programs)
+        return {"store": self._archive.address, "version": self._version, "programs": programs, "acts": bool(programs)}
 
     # --- lists
 
-    def _listed(self, listing: Callable[..., Any], request: Request) -> dict[str, Any]:
-        query = request.query_params
-        filters = {
-            name: query[name]
-            for name in ("status", "graph", "thread", "contains", "node", "model", "after")
-            if query.get(name)
-        }
-        times = {name: _time(query[name], name) for name in ("since", "until") if query.get(name)}
-        limit = number(request, "limit", 100, 1, MOST_RUNS)
-        try:
-            page = listing(**filters, **times, limit=limit)
-        except ValueError as error:  # no such status, or a cursor that is none
-            raise RefusedError(400, str(error)) from None
-        items = [info.to_dict() for info in page]
-        return {"items": cut_within(items, [RECORD], ("items",)), "next": page.next}
+    def _list(self, request: Request) -> dict[str, Any]:
+        page = _refusing(
+            lambda: self._archive.runs(**_filters(request), limit=number(request, "limit", 100, 1, MOST_RUNS))
+        )
+        return {"items": [_shortened(info.to_dict()) for info in page], "next": page.next}
 
     # --- one run
 
-    def _run(self, request: Request) -> dict[str, Any]:
-        unread = [{**one.to_dict(), "step": None} for one in self._thread(request).unread]
-        found = self._answers(request).run()
-        return {**found, "messages": [*found["messages"], *unread]}
+    def _record(self, request: Request) -> dict[str, Any]:
+        query, first = request.query_params, number(request, "first", 0)
+        thread, record, shown = self._read(request)
+        after = query.get("after", "")
+        with shown.lock:
+            found = shown.changes(record, after) or shown.page(record, 0 if after else first, query.get("position", ""))
+        found["run"]["unread"] = [one.to_dict() for one in thread.unread]
+        for graph in found.get("graphs", {}).values():
+            graph["can_act"] = record.graph.name in self._programs
+        return found
 
-    def _commits(self, request: Request) -> dict[str, Any]:
-        first = number(request, "first", 0)
-        count = number(request, "count", 200, 1, MOST_COMMITS)
-        newest = request.query_params.get("newest", "") not in ("", "0", "false")
-        answers = self._answers(request)
-        items = list(map(answers.row, answers.commits[:: -1 if newest else 1][first : first + count]))
-        return {"items": items, "next": first + count if len(items) == count else None}
+    def _values(self, request: Request) -> dict[str, Any]:
+        names = request.query_params.getlist("id")
+        if len(names) > MOST_VALUES:
+            raise RefusedError(400, f"{len(names)} values: at most {MOST_VALUES} at once", {"id": "are too many"})
+        _, record, shown = self._read(request)
+        with shown.lock:
+            return {"values": {name: shown.writer.value(record, name) for name in names}}
 
-    def _stats(self, request: Request) -> Any:
-        return self._thread(request).stats(_optional(request, "run")).to_dict()
-
-    # --- one step
-
-    def _commit(self, request: Request) -> Any:
-        """A commit of the last run, or of that which its id names."""
-        name = text_of(request, "id")
-        answers = self._answers(request)
-        if not answers.record.has(name):
-            answers = self._answers(request, Address.parse(name).run)
-        return answers.commit(answers.record.step(name))
-
-    def _execution(self, request: Request) -> Any:
-        answers, name = self._answers(request), text_of(request, "id")
-        run = answers.record.id
-        step = answers.stops.get(name) or answers.stops.get(full_id(run, name))
-        if step is None:
-            raise LookupError(f"the run {run!r} has not ended at {name!r}: see its failures and questions")
-        return answers.execution(step)
-
-    def _answers(self, request: Request, run: str = "") -> RunAnswers:
-        """The answers about the run that is asked for."""
-        return RunAnswers(self._thread(request).record(run or _optional(request, "run")))
-
-    def _value(self, request: Request) -> Any:
-        """A part of a value that another answer has cut: the same question, with the path of the mark."""
-        name = text_of(request, "of")
-        if name not in self._valued:
-            raise RefusedError(400, f"of={name!r}: the answers with values are {', '.join(self._valued)}")
+    def _read(self, request: Request) -> tuple[ArchivedThread, Record, ShownRun]:
+        thread = self._thread(text_of(request, "thread"))
         try:
-            path = json.loads(text_of(request, "path"))
-        except (ValueError, RecursionError):
-            path = None
-        if not isinstance(path, list) or not all(type(key) in (str, int) for key in path):
-            raise RefusedError(400, "path is a JSON list of names and numbers, as the mark has it")
-        first = number(request, "first", 0)
-        return part_of(self._valued[name](request), path, first)
+            record = thread.record(request.query_params.get("run") or None)
+        except ThreadError as error:
+            raise RefusedError(404, str(error)) from None
+        return thread, record, self._kept(self._runs, (thread.name, record.run_id), ShownRun, KEPT_RUNS)
 
-    def _thread(self, request: Request) -> ArchivedThread:
-        """The thread; one that was asked for lately has cached what it read."""
-        name = text_of(request, "thread")
-        thread = self._kept.get(name)
-        if thread is None or not thread.position():  # deleted since: another one may have its name
-            try:
-                thread = self._archive.thread(name)
-            except ThreadError as error:
-                raise RefusedError(404, str(error)) from None
+    def _thread(self, name: str) -> ArchivedThread:
+        """The thread; one that was asked for lately has kept what it read."""
+        known = self._threads.get(name)
+        if known is not None and not known.position():  # deleted since: another one may have its name
+            self._threads.pop(name, None)
+        try:
+            return self._kept(self._threads, name, lambda: self._archive.thread(name), KEPT)
+        except ThreadError as error:
+            raise RefusedError(404, str(error)) from None
+
+    def _kept(self, kept: dict[K, T], key: K, make: Callable[[], T], most: int) -> T:
         with self._lock:
-            self._kept.pop(name, None)
-            self._kept[name] = thread
-            if len(self._kept) > KEPT:
-                del self._kept[next(iter(self._kept))]
-        return thread
+            found = kept[key] = kept.pop(key) if key in kept else make()
+            if len(kept) > most:
+                del kept[next(iter(kept))]
+            return found
 
 
 class Following:
@@ -220,22 +232,32 @@ def _message(event: str, data: dict[str, Any], position: str | None = None) -> b
     return f"event: {event}\n{identity}data: {json.dumps(data)}\n\n".encode()
 
 
-def _cutting(read: Callable[[Request], Any]) -> Callable[[Request], Any]:
-    def read_and_cut(request: Request) -> Any:
-        found = read(request)
-        if list(found) != ["items"]:
-            return cut_within(found, RECORD)
-        # The list itself is the page's and no value: it comes in pages.
-        first, items = number(request, "first", 0), found["items"]
-        end = first + number(request, "count", MOST_ITEMS, 1, MOST_ITEMS)
-        shown = cut_within(items[first:end], [RECORD], ("items",), first)
-        return {"items": shown, "next": end if end < len(items) else None}
-
-    return read_and_cut
+def _filters(request: Request) -> dict[str, Any]:
+    """The filters of runs in the query."""
+    query = request.query_params
+    names = ("status", "graph", "thread", "contains", "node", "model", "after")
+    return (
+        {name: query[name] for name in names if query.get(name)}
+        | {name: _time(query[name], name) for name in ("since", "until") if query.get(name)}
+        | {name: _figure(query[name], name) for name in ("min_cost", "min_seconds") if query.get(name)}
+    )
 
 
-def _optional(request: Request, name: str) -> str | None:
-    return request.query_params.get(name) or None
+def _refusing(read: Callable[[], T]) -> T:
+    try:
+        return read()
+    except ValueError as error:  # no such status, or a cursor that is none
+        raise RefusedError(400, str(error)) from None
+
+
+def _shortened(info: dict[str, Any]) -> dict[str, Any]:
+    """The entry of a run with long texts as its record has them."""
+    shorten = RecordWriter().text
+    if info["failure"] is not None:
+        info["failure"]["message"] = shorten(info["failure"]["message"])
+    for question in info["questions"]:
+        question["text"] = shorten(question["text"])
+    return info
 
 
 def _time(text: str, name: str) -> datetime:
@@ -247,3 +269,10 @@ def _time(text: str, name: str) -> datetime:
         problem = f"{name}={text!r} is no time: 2026-01-31T12:00, or seconds"
         raise RefusedError(400, problem, {name: "is no time"}) from None
     return found if found.tzinfo else found.replace(tzinfo=UTC)
+
+
+def _figure(text: str, name: str) -> float:
+    try:
+        return float(text)
+    except ValueError:
+        raise RefusedError(400, f"{name}={text!r} is no number", {name: "is no number"}) from None

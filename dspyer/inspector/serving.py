@@ -8,7 +8,7 @@ import secrets
 import socket
 import threading
 import webbrowser
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import closing, suppress
 from typing import TYPE_CHECKING, Any
 
@@ -60,7 +60,13 @@ def is_loopback(host: str) -> bool:
 
 
 def serve(
-    store: Any, program: CompiledGraph | None, *, host: str, port: int, browser: bool, say: Callable[[str], object]
+    store: Any,
+    program: CompiledGraph | Sequence[CompiledGraph] | None,
+    *,
+    host: str,
+    port: int,
+    browser: bool,
+    say: Callable[[str], object],
 ) -> None:
     """Serve until Ctrl-C; `say` gets the address of the page."""
     token = secrets.token_urlsafe(32)  # 256 bits
@@ -77,7 +83,7 @@ def serve(
                 "on the way: use an SSH tunnel, or a server with TLS in front",
                 host,
                 number,
-                "" if program is None else " and acts on them",
+                " and acts on them" if program else "",
             )
         # Before the server runs: the socket listens already, and who connects waits until it does.
         with suppress(KeyboardInterrupt):  # uvicorn raises it again once it has ended

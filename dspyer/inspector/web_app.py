@@ -40,26 +40,26 @@ MEDIA_TYPES = {
 }
 
 READS = "the inspector only reads: give it the program, as in dspyer inspect STORE --program module:graph"
-ACTIONS = ("answer", "resume", "stop", "rerun", "copy")
+ACTIONS = ("answer", "resume", "stop", "rerun", "copy", "again")
 METHODS = ("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS", "TRACE")
 
 
 def make_app(store: Any, program: Any, *, token: str | None, hosts: Sequence[str]) -> Starlette:
-    """The app of `dspyer.inspector.app`; its `state` has the followers, and the actions if there is a program."""
+    """The app of `dspyer.inspector.app`; its `state` has the followers, and the actions if there are programs."""
     if token is not None and not re.fullmatch(r"[\w-]+", token, re.ASCII):
         raise ValueError("token: letters, digits, '-' and '_', at least one: it is a part of an address")
     for host in hosts:
         if not host or name_of(host.lower()) != host.lower():
             raise ValueError(f"hosts={host!r}: names or addresses, without ports: 'ops.example.com', '[::1]'")
     archive = store if isinstance(store, Archive) else Archive(store)
-    actions = None
-    if program is not None:
+    programs, actions = programs_of(program), None
+    if programs:
         from dspyer.inspector.acting import Actions  # only here: it imports DSPy
 
-        actions = Actions(program, writable(program, store, archive))
+        (writes, *_) = [writable(one, store, archive) for one in programs.values()]
+        actions = Actions(programs, writes)
     following = Following(archive)
-    name = None if program is None else program.graph.name
-    routes = [*Reading(archive, name, __version__).routes(), Route("/follow", answered(following.follow))]
+    routes = [*Reading(archive, programs, __version__).routes(), Route("/follow", answered(following.follow))]
     routes += [] if actions is None else actions.routes()
     known = {route.path.removeprefix("/") for route in routes}
     other = partial(_other_address, known, acts=actions is not None)
@@ -73,6 +73,15 @@ def make_app(store: Any, program: Any, *, token: str | None, hosts: Sequence[str
     )
     app.state.following, app.state.actions = following, actions
     return app
+
+
+def programs_of(given: Any) -> dict[str, Any]:
+    """The programs that act, by the names of their graphs."""
+    found: dict[str, Any] = {}
+    for one in given if isinstance(given, list | tuple) else () if given is None else (given,):
+        if found.setdefault(name := one.graph.name, one) is not one:
+            raise ValueError(f"two programs have a graph of the name {name!r}: which one acts on its runs is not clear")
+    return found
 
 
 def writable(program: Any, store: Any, archive: Archive) -> Store:
@@ -104,8 +113,6 @@ async def _other_address(known: Collection[str], request: Request, *, acts: bool
     name = request.path_params["name"]
     if name in known:
         return RefusedError(405, f"api/{name} does not take {request.method}").response()
-    if name == "repairs":
-        return RefusedError(404, f"repairs are found with the program. {READS}").response()
     if name in ACTIONS and not acts:
         return RefusedError(403, READS).response()
     return RefusedError(404, f"the inspector has no api/{name[:80]}").response()

@@ -12,7 +12,8 @@ from typing import Any
 import dspy
 
 from dspyer import Archive
-from dspyer.display import RunInfo, count_of
+from dspyer.archive.run_info import RunInfo
+from dspyer.display import count_of
 from dspyer.errors import ThreadError, brief, list_names, suggestion, with_article
 from dspyer.extend import thaw
 from dspyer.record import Record

@@ -105,10 +105,16 @@ class DrawnGraph:
             yield from graph.within(f"{path}/{name}" if path else name)
 
     def to_dict(self) -> dict[str, Any]:
-        """The JSON form: its nodes and edges, without positions."""
+        """The JSON form: its nodes and edges, without positions, its fields and its checks."""
         nodes = [{"name": node, "kind": self.kind(node), "label": label} for node, (_, label) in self.looks.items()]
         edges = [
             {**dict(zip(Edge._fields[:4], edge, strict=False)), "label": self.labels.get(edge[:2], "")}
             for edge in self.edges
         ]
-        return {"name": self.name, "nodes": [{"name": START, "kind": "start", "label": ""}, *nodes], "edges": edges}
+        return {
+            "name": self.name,
+            "nodes": [{"name": START, "kind": "start", "label": ""}, *nodes],
+            "edges": edges,
+            "fields": [one.to_dict() for one in self.fields],
+            "checks": {name: {**one._asdict(), "modes": list(one.modes)} for name, one in self.checks.items()},
+        }

@@ -109,7 +109,7 @@ class RecordWriter:
         calls = tool_calls([step for step in record.steps if step.parent in inside])
         messages: dict[str, list[dict[str, Any]]] = {}
         for one in record.messages(steps):
-            sent = {"number": one["number"], "text": self._text(one["text"]), "by": one["by"], "at": one["at"]}
+            sent = {"number": one["number"], "text": self.text(one["text"]), "by": one["by"], "at": one["at"]}
             messages.setdefault(one["step"], []).append(sent)
         return [self._step(step, calls.get(step.id), messages.get(step.id, [])) for step in steps]
 
@@ -119,7 +119,7 @@ class RecordWriter:
             "branch": list(step.branch),
             "after": list(step.after),
             "to": list(step.to),
-            "reason": None if step.reason is None else self._text(step.reason),
+            "reason": None if step.reason is None else self.text(step.reason),
             "wrote": {name: {"value": self._value(one.value), "by": one.by} for name, one in step.wrote.items()},
             "call": None if call is None else self._called(call),
             "lm": list(map(self._call, step.lm)),
@@ -151,13 +151,13 @@ class RecordWriter:
         self._values.setdefault(name, plain_value)
         return name
 
-    def _text(self, text: str) -> Any:
+    def text(self, text: str) -> Any:
         """A text; of a long one its beginning, and the id of the whole."""
         return text if len(text) <= LONGEST else {"text": text[:LONGEST], "more": self._add(text)}
 
     def _failure(self, failure: Failure) -> dict[str, Any]:
         found = failure.to_dict()
-        return {**found, **{name: self._text(found[name]) for name in ("message", "traceback") if name in found}}
+        return {**found, **{name: self.text(found[name]) for name in ("message", "traceback") if name in found}}
 
     def _call(self, call: LMCall) -> dict[str, Any]:
         messages = call.messages if isinstance(call.messages, Sequence) else ()
@@ -165,7 +165,7 @@ class RecordWriter:
             **{name: getattr(call, name) for name in CALL},
             "at": call.started,
             "tokens": [call.prompt_tokens, call.response_tokens],
-            "failed": None if call.failed is None else self._text(call.failed),
+            "failed": None if call.failed is None else self.text(call.failed),
             "finish": call.finish_reason,
             "messages": list(map(self._add, messages)),
             "response": None if call.response is None else self._add(call.response),
@@ -178,12 +178,12 @@ class RecordWriter:
             given = {
                 "value": self._value(answer.value),
                 "by": answer.by,
-                "comment": answer.comment and self._text(answer.comment),
+                "comment": answer.comment and self.text(answer.comment),
                 "at": answer.at,
             }
         question = asked.question
         call = None if question.call is None else question.call.to_dict()
-        told = {"id": question.id, "text": self._text(question.text), "at": asked.at, "call": call}
+        told = {"id": question.id, "text": self.text(question.text), "at": asked.at, "call": call}
         return {**told, "expires": question.expires, "answer": given}
 
     def _conflict(self, conflict: MergedConflict) -> dict[str, Any]:

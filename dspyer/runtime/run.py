@@ -755,10 +755,9 @@ class Run:
     def to_html(self, path: str | os.PathLike[str]) -> Path:
         """Writes the run as one HTML file: the inspector's page of it, with its data inside. It opens without a server.
 
-        The page shows what `dspyer inspect` shows of a run: the graph with the path taken, the steps with their states
-        and differences, a timeline, attempts, failures, LM calls and costs. It loads nothing from elsewhere. Values are
-        redacted as in events; with `redact`, prompts and responses are left out. Above 500 commits it has the first and
-        the last 250 and says how many are between; texts of more than 20,000 characters are cut.
+        The page shows what `dspyer inspect` shows of a run: its steps over time and as a tree, with conversations,
+        prompts, states and what changed, and the graph with the path taken. It has the whole of `record()`, with
+        values redacted, and loads nothing from elsewhere.
 
         Args:
             path: the file; one that is there is replaced.
@@ -779,7 +778,7 @@ class Run:
             ...     path.name, path.read_text()[:15]
             ('run.html', '<!doctype html>')
         """
-        return display.write_page(self.record(), path, self.stats().to_dict(), self.events, self.repairs(), self._depth)
+        return display.write_page(self.record(), path)
 
     @property
     def shown(self) -> tuple[Commit, ...]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import fields
 
-from dspyer.display.run_page import RunInfo
+from dspyer.archive.run_info import RunInfo
 from dspyer.events import Commit
 from tests.cli.conftest import Command, names_of_commands
 from tests.cli.orders import GRAPH

@@ -13,7 +13,7 @@ from pydantic import BaseModel, Field
 import dspyer.inspector
 from dspyer import END, START, CompiledGraph, Graph, Thread, reducers
 from dspyer.stores import Memory
-from tests.inspector.asking import TOKEN, get, post, request
+from tests.inspector.asking import TOKEN, get, post
 from tests.rows import each
 
 PATIENCE = 20.0
@@ -84,7 +84,7 @@ def setting() -> Iterator[Setting]:
 
 def test_it_says_that_it_acts(setting: Setting) -> None:
     about = get(setting.app, "about")
-    assert (about["program"], about["acts"], about["store"]) == ("Desk", True, ":memory:")
+    assert (about["programs"], about["acts"], about["store"]) == (["Desk"], True, ":memory:")
 
 
 def test_an_answer_continues_the_run(setting: Setting) -> None:
@@ -95,12 +95,12 @@ def test_an_answer_continues_the_run(setting: Setting) -> None:
     assert begun.status_code == 200, begun.text
     assert begun.json()["begun"] is True
     assert setting.ended() == "completed"
-    (answer,) = get(setting.app, "run", thread="t")["answers"]
-    assert (answer["by"], answer["comment"], answer["question"]["id"]) == ("ada", "by phone", question.id)
-    (asking,) = [one for one in setting.thread().history() if f"{one.id}/{question.key}" == question.id]
-    assert get(setting.app, "commit", thread="t", id=asking.id)["answers"] == [answer]
+    shown = get(setting.app, "record", thread="t")
+    ((step, asked),) = [(step["id"], step["asked"]) for step in shown["items"] if step["asked"]]
+    assert (asked["answer"]["by"], asked["answer"]["comment"], asked["id"]) == ("ada", "by phone", question.id)
+    assert question.id == f"{step}/{question.key}"
     assert (setting.thread().state["paid"], setting.thread().state["sent"], setting.gate.calls) == (True, 5, 1)
-    assert get(setting.app, "run", thread="t")["info"]["run_id"] == begun.json()["run"]
+    assert shown["run"]["id"] == get(setting.app, "record", thread="t", run=begun.json()["run"])["run"]["id"]
 
 
 def test_answers_are_checked_before_anything_runs(setting: Setting) -> None:
@@ -125,7 +125,7 @@ def test_two_tabs_at_once(setting: Setting) -> None:
     setting.gate.open.clear()
     assert post(setting.app, "answer", thread="t", answers={"pay": True}).status_code == 200
     assert setting.gate.began.wait(PATIENCE)
-    assert get(setting.app, "run", thread="t")["info"]["status"] == "running"
+    assert get(setting.app, "record", thread="t")["run"]["status"] == "running"
     bodies: dict[str, dict[str, Any]] = {"answer": {"answers": {"pay": False}}, "resume": {}, "rerun": {"at": 0}}
     for name, body in bodies.items():
         refused = post(setting.app, name, thread="t", **body)
@@ -172,7 +172,7 @@ def test_a_run_that_fails_has_begun(setting: Setting) -> None:
     setting.gate.error = ValueError("no stamp")
     assert post(setting.app, "answer", thread="t", answers={"pay": True}).status_code == 200
     assert setting.ended() == "failed"
-    assert get(setting.app, "run", thread="t")["failures"][0]["message"] == "no stamp"
+    assert get(setting.app, "record", thread="t")["run"]["failure"]["message"] == "no stamp"
 
 
 def test_rerun(setting: Setting) -> None:
@@ -188,15 +188,15 @@ def test_rerun(setting: Setting) -> None:
 def test_a_copy_with_an_edited_state(setting: Setting) -> None:
     setting.asked().resume({"pay": True})
     before = setting.thread().state["order"]
-    encoded = get(setting.app, "commit", thread="t", id=setting.thread().history()[1].id)["after"]["order"]
-    encoded["value"]["amount"] = 9
+    shown = get(setting.app, "record", thread="t")["items"][0]["wrote"]["order"]["value"]
+    edited = {**get(setting.app, "values", thread="t", id=shown)["values"][shown], "amount": 9}
     copied = post(
         setting.app,
         "copy",
         thread="t",
         to="try",
         at=1,
-        patch={"order": encoded, "notes": {"$type": "replace", "value": ["by hand"]}},
+        patch={"order": edited, "notes": {"$type": "replace", "value": ["by hand"]}},
     )
     assert copied.json() == {"thread": "try", "status": "stopped"}
     assert post(setting.app, "resume", thread="try").status_code == 200
@@ -261,23 +261,29 @@ def test_the_end_of_the_server_stops_its_runs(setting: Setting) -> None:
     assert setting.gate.calls == 1
 
 
-def test_repairs_need_the_program() -> None:
-    def find(text: str) -> list[str]:
-        return [] if text.endswith("!") else ["no mark"]
-
-    graph = Graph().add_node("draft", lambda n: {"text": "hello"}, writes=["text"])
-    graph.add_check("loud", find, of="draft", max_fixes=1, fix=lambda text: {"text": f"{text}!"})
-    store = Memory()
-    program = graph.add_path(START, "draft", END).compile(store=store)
-    program.thread("t").run({"n": 1})
-    (repair,) = get(dspyer.inspector.app(store, program, token=TOKEN), "repairs", thread="t")["items"]
-    (example,) = program.thread("t").repairs()
-    assert repair == dict(example.items())
-    assert repair["problems"] == [["no mark"]]
-    reads = dspyer.inspector.app(store, token=TOKEN)
-    refused = request(reads, "GET", "/api/repairs?thread=t", headers={"X-Dspyer-Token": TOKEN})
-    assert refused.status_code == 404
-    assert "--program" in refused.json()["error"]["message"]
+def test_each_run_is_acted_on_by_the_program_of_its_graph(setting: Setting) -> None:
+    store = setting.program.thread("t")._store
+    other = Graph(name="Other").add_interrupt("ask", question="?", answer=bool, into="ok").add_path(START, "ask", END)
+    others, mine = other.compile(store=store), setting.program
+    others.thread("o").run({})
+    setting.asked()
+    bodies: dict[str, dict[str, Any]] = {"answer": {"answers": {"ask": True}}, "resume": {}, "stop": {}}
+    bodies |= {"rerun": {"at": 0}, "copy": {"to": "u"}}
+    for name, body in bodies.items():
+        refused = post(setting.app, name, thread="o", **body)
+        assert refused.status_code == 403
+        assert "'Other'" in refused.json()["error"]["message"]
+        assert "--program" in refused.json()["error"]["message"]
+    assert others.thread("o").status == "interrupted"
+    both = Setting(dspyer.inspector.app(store, [mine, others], token=TOKEN), mine, setting.gate)
+    assert get(both.app, "about")["programs"] == ["Desk", "Other"]
+    acts = [get(app, "record", thread=t)["graphs"][""]["can_act"] for app in (setting.app, both.app) for t in "to"]
+    assert acts == [True, False, True, True]
+    assert post(both.app, "answer", thread="o", answers={"ask": True}).status_code == 200
+    assert post(both.app, "answer", thread="t", answers={"pay": True}).status_code == 200
+    assert (both.ended(), others.thread("o").status) == ("completed", "completed")
+    with pytest.raises(ValueError, match="two programs have a graph of the name 'Other'"):
+        dspyer.inspector.app(store, [mine, others, other.compile(store=store)], token=TOKEN)
 
 
 def test_a_program_needs_the_store_of_its_archive() -> None:
