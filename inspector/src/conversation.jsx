@@ -107,7 +107,7 @@ function Asked({ record, step, about }) {
   const value = useValues(record, asked.answer?.value ? [asked.answer.value] : []).get(asked.answer?.value);
   if (!asked.answer) {
     return (
-      <div class="note wait asked">
+      <div class="note wait beneath">
         <b>{asked.call ? "Waits for approval" : "Waits for an answer"}</b>
         <p class="whole"><Text record={record} of={asked.text} /></p>
         {!embedded && <Boundary what="The form" of={asked.id}><AnswerForm record={record} question={asked} about={about} /></Boundary>}
@@ -118,7 +118,7 @@ function Asked({ record, step, about }) {
   const refused = isRefusal(value);
   const decides = asked.call || refused || value === true || value?.ok === true;
   return (
-    <div class={`note asked ${refused ? "bad" : "ok"}`}>
+    <div class={`note beneath ${refused ? "bad" : "ok"}`}>
       <b>{decides ? (refused ? "Refused" : "Approved") : "Answered"}</b>
       {by && ` by ${by}`}
       {at && asked.at ? <span class="soft" title={when(at)}> after {duration(at - asked.at)}</span> : null}
@@ -204,7 +204,7 @@ function Call({ record, call, refused, about, depth }) {
           <div><div class="k">result</div><Result record={record} call={call} /></div>
         </div>
       )}
-      {result?.problems?.length > 0 && <div class="note wait asked"><b>Its check found</b><Problems of={result.problems} /></div>}
+      {result?.problems?.length > 0 && <div class="note wait beneath"><b>Its check found</b><Problems of={result.problems} /></div>}
       {step?.asked && <Asked record={record} step={step} about={about} />}
       {step?.posts.length > 0 && <Posts record={record} posts={step.posts} />}
       {inner && <Inside record={record} step={step} about={about} depth={depth} />}
