@@ -198,7 +198,8 @@ def tool_calls(steps: Sequence[RecordStep]) -> dict[str, ToolCall]:
     found: dict[str, ToolCall] = {}
     open_calls: dict[tuple[str | None, str], dict[str, None]] = {}
     for step in steps:
-        if step.commit is None:
+        # Most steps of most runs have none of both, and a page asks after each change.
+        if step.commit is None or (MESSAGES not in step.commit.patch and HANDOFFS not in step.commit.patch):
             continue
         handed = [entry.raw("message") for entry in messages_in(step.commit.patch.get(HANDOFFS))]
         for message in (*_messages(step.commit), *handed):
