@@ -135,7 +135,7 @@ def answer_of(given: Mapping[str, str], asks: tuple[str, ...]) -> dict[str, Any]
     if "problems" in asks:
         return {"problems": [] if "distance" in given["report"] or "one sentence" in given["task"] else [REFUSAL]}
     if "claims" in asks:
-        return {"claims": re.findall(r"[^.]+\.", given["report"])}
+        return {"claims": re.findall(r"[^. ][^.]*\.", given["report"])}
     if "right" in asks:
         return {"right": "repeat" not in given["claim"]}
     return {"summary": "Bees tell the way by a dance, ants by a trail."}
@@ -198,9 +198,13 @@ def main() -> None:
     with Archive(FILE) as archive:
         for info in archive.runs():
             print(f"  {info.thread:<16} {info.status:<12} {info.cost:.4f} USD")
-        records = [archive.thread(name).record() for name in ("reader-17", "reader-17-short")]
+        names = ("reader-17", "reader-17-short", "reader-16")
+        run, short, other = [archive.thread(name).record() for name in names]
     print("\nThe run and its copy with a shorter task:")
-    print(records[0].compare(records[1]))
+    print(run.compare(short))
+    print("\nTen examples for an optimizer, from the items of the map:")
+    for example in [example for record in (run, short, other) for example in record.examples("grade")][:10]:
+        print(f"  {example.right!s:<6} {example.claim}")
     command = os.path.relpath(Path(sys.executable).parent / "dspyer")
     print("\nLook at them in the terminal, or in a browser, where you can answer, edit a copy and run on:")
     print(f"  {command} runs --store {FILE}")

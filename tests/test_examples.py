@@ -117,6 +117,7 @@ SHOWN = {
         "  reader-19        interrupted  0.0015 USD",
         "+ update: task",
         "~   react: prompt: task",
+        "  False  Both repeat what works.",
         "inspect demo.db --program look:program",
     ],
     "from_langgraph.py": [

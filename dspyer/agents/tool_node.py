@@ -487,6 +487,11 @@ class ToolNode(Node):
         """Tell if what the program holds for it is a compiled graph."""
         return isinstance(self.action, ProgramAction) and len(self.action.path) == 1
 
+    @property
+    def sources(self) -> Mapping[str, str]:
+        """The fields of its hidden parameters."""
+        return self.action.sources
+
     def permitted_fields(self, option: Literal["reads", "writes"]) -> frozenset[str] | None:
         """The fields that its code may read or write through `ctx`: not those of its node."""
         return frozenset(self.fields.values()) if option == "writes" else self.readable

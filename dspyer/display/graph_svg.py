@@ -29,25 +29,13 @@ NAME_LIMIT = 36
 
 
 class DrawnNode(NamedTuple):
-    """A node of a drawing.
-
-    Attributes:
-        name: name of the node.
-        shape: as in `GraphPicture`.
-        word: the word below its name; "" for none.
-        label: the name as it is shown: on one line, and shortened.
-        head: whether a round of a loop begins here.
-        x: of the middle of its box, in pixels, as all lengths are.
-        y: the same.
-        w: width of the box.
-        h: height of the box.
-    """
+    """A node of a drawing: its box by the middle, in pixels, as all lengths are."""
 
     name: str
-    shape: str
-    word: str
-    label: str
-    head: bool
+    shape: str  # as in `GraphPicture`
+    word: str  # below its name; "" for none
+    label: str  # the name as it is shown: on one line, and shortened
+    head: bool  # whether a round of a loop begins here
     x: float
     y: float
     w: float
@@ -55,52 +43,29 @@ class DrawnNode(NamedTuple):
 
 
 class DrawnEdge(NamedTuple):
-    """An edge of a drawing: one for each pair of connected nodes.
-
-    Attributes:
-        source: name of the node where it begins.
-        target: name of the node where it ends.
-        path: its course, as the `d` of an SVG path.
-        start: where it begins: the place of the mark of a conditional edge.
-        label: the label as it is shown; empty for none.
-        whole: the whole label.
-        conditional: whether a router or an error decides if it is taken.
-        back: whether it starts the next round of a loop.
-        on_error: whether it is taken after a failure.
-        x: of the label; None without one.
-        y: the same.
-        anchor: the part of the label that is at `x`, as in SVG.
-    """
+    """An edge of a drawing: one for each pair of connected nodes."""
 
     source: str
     target: str
-    path: str
-    start: list[float]
-    label: str
-    whole: str
-    conditional: bool
-    back: bool
-    on_error: bool
-    x: float | None
+    path: str  # its course, as the `d` of an SVG path
+    start: list[float]  # the place of the mark of a conditional edge
+    label: str  # as it is shown; empty for none
+    whole: str  # the whole label
+    conditional: bool  # whether a router or an error decides if it is taken
+    back: bool  # whether it starts the next round of a loop
+    on_error: bool  # whether it is taken after a failure
+    x: float | None  # of the label; None without one
     y: float | None
-    anchor: str | None
+    anchor: str | None  # the part of the label that is at `x`, as in SVG
 
 
 class GraphDrawing(NamedTuple):
-    """A graph with the positions of its parts: what the SVG picture and the inspector's page show.
-
-    Attributes:
-        name: name of the graph.
-        width: of the whole drawing, in pixels.
-        height: of the whole drawing, in pixels.
-        nodes: in the order of declaration, first the start.
-        edges: the edges.
-    """
+    """A graph with the positions of its parts: what the SVG picture and the inspector's page show."""
 
     name: str
     width: float
     height: float
-    nodes: tuple[DrawnNode, ...]
+    nodes: tuple[DrawnNode, ...]  # in the order of declaration, first the start
     edges: tuple[DrawnEdge, ...]
 
     def to_dict(self) -> dict[str, Any]:
@@ -151,19 +116,12 @@ def drawing_of(graph: DrawnGraph) -> GraphDrawing:
 
 
 class RunPath(NamedTuple):
-    """The way of a run through its graph.
-
-    Attributes:
-        status: of the run.
-        visits: how often each node ran.
-        taken: how often each edge was taken.
-        ended: the nodes that left no commit, and why.
-    """
+    """The way of a run through its graph: how often each node ran and each edge was taken."""
 
     status: str
     visits: Mapping[str, int]
     taken: Mapping[EdgeKey, int]
-    ended: Mapping[str, str]
+    ended: Mapping[str, str]  # the nodes that left no commit, and why
 
     @classmethod
     def of(cls, record: Record) -> RunPath:
@@ -343,13 +301,7 @@ class NodeBox(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Grid:
-    """A graph in rows.
-
-    Attributes:
-        rows: the cells of each row from left to right.
-        above: the neighbours of each cell in the row above.
-        below: the same in the row below.
-    """
+    """A graph in rows: the cells of each from left to right, and the neighbours of each cell above and below."""
 
     rows: tuple[tuple[Cell, ...], ...]
     above: Mapping[Cell, Sequence[Cell]]
@@ -548,17 +500,12 @@ MARGIN = 22.0
 class Lane:
     """The course of an edge that goes back: out of its source, along a lane at one side, into its target.
 
-    Attributes:
-        key: the edge.
-        side: 1 for the right side, -1 for the left one.
-        x: of the lane.
-        at_side: whether it leaves its source, and enters its target, at the side; else through the gap below or above.
-        ends: the y of both ends, or of the lines through the gaps.
+    At its source, and at its target, it is `at_side` of the node, else in the gap below or above: `ends` has the y.
     """
 
     key: EdgeKey
-    side: int
-    x: float
+    side: int  # 1 for the right side, -1 for the left one
+    x: float  # of the lane
     at_side: tuple[bool, bool]
     ends: list[float] = field(default_factory=lambda: [0.0, 0.0])
 
@@ -566,19 +513,7 @@ class Lane:
 class Layout:
     """All positions: of nodes and forward edges by their rows, then of the edges that go back.
 
-    Args:
-        grid: the graph in rows.
-        sizes: width and height of each node.
-        back: the edges that go back.
-        labelled: the width of the label of each edge that has one.
-
-    Attributes:
-        boxes: the box of each node.
-        paths: the course of each edge.
-        starts: where each edge begins.
-        labels: the position of each label, and the part of it that is there.
-        width: of the whole, in pixels.
-        height: of the whole.
+    `labelled` has the width of the label of each edge that has one.
     """
 
     def __init__(

@@ -14,12 +14,14 @@ from collections.abc import Iterable, Sequence
 from contextlib import nullcontext, suppress
 from io import StringIO
 from threading import RLock
-from typing import Any, NamedTuple, TextIO
+from typing import Any, TextIO
 
 from rich.ansi import AnsiDecoder
 from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderResult
 from rich.live import Live
+from rich.segment import Segment
 from rich.text import Text
+from rich.tree import Tree
 
 from dspyer.display.amounts import cost_text, count_of, duration_text, one_line
 from dspyer.display.progress import (
@@ -46,16 +48,7 @@ MOST_LINES = 40
 
 # The signs of a terminal. Python writes to terminals in UTF-8, on Windows and in the C locale, too.
 DONE, FAILED, RUNS, ASKS = "✓", "✗", "●", "?"
-BRANCH, LAST, DOWN = "├─ ", "└─ ", "│  "
 FULL, EMPTY, DOT, MORE = "━", "─", " · ", "…"
-
-
-class Line(NamedTuple):
-    """A line, and those below it in the tree; one that is not `active` may be left out."""
-
-    text: Text
-    below: tuple[Line, ...] = ()
-    active: bool = True
 
 
 class Board:
@@ -68,35 +61,31 @@ class Board:
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         room = max(LEAST_LINES, min(options.size.height - 2, MOST_LINES))
-        for line in _board(self._runs, self._now, room, self._last):
-            line.truncate(options.max_width, overflow="ellipsis")
-            line.no_wrap = True
-            yield line
+        plain = options.update(no_wrap=True, overflow="ellipsis", height=None)
+        lines = console.render_lines(self._lines(brief=False), plain, pad=False)
+        if len(lines) > room:  # what runs counts more than what is over
+            lines = console.render_lines(self._lines(brief=True), plain, pad=False)
+        if len(lines) > room:
+            more = Text(f"{MORE} and {len(lines) - room + 1:,} more", "dim")
+            lines = [*lines[: room - 1], *console.render_lines(more, plain, pad=False)]
+        for line in lines:
+            yield from line
+            yield Segment.line()
 
-
-def _board(runs: RunningRuns, now: float, room: int, last: bool) -> list[Text]:
-    lines: list[Text] = []
-    if runs.count != 1:
-        lines.append(_summary(runs, now))
-    shown = list(runs.runs.values())
-    if runs.count == 1 and not shown:
-        shown = list(runs.latest)
-    failed = [] if runs.count == 1 else [_failed(run, now) for run in runs.failed]
-    if last and runs.count != 1:
-        return [*lines, *failed]
-    left = room - len(lines) - len(failed)
-    if len(shown) <= TREES:
-        for number, run in enumerate(shown):
-            height = max(1, left // (len(shown) - number))
-            tree = _tree(run, now, height)
-            left -= len(tree)
-            lines += tree
-    else:
-        count = max(1, min(LATEST, left - 1))
-        lines += [_short(run, now) for run in shown[-count:]]
-        if len(shown) > count:
-            lines.append(Text(f"{MORE} and {len(shown) - count:,} more", "dim"))
-    return [*lines, *failed][:room]
+    def _lines(self, *, brief: bool) -> Group:
+        """All of it; `brief` puts together the nodes that have ended."""
+        runs, now = self._runs, self._now
+        if runs.count == 1:
+            return Group(*[_tree(run, now, brief) for run in runs.runs.values() or runs.latest])
+        found: list[RenderableType] = [_summary(runs, now)]
+        shown = [] if self._last else list(runs.runs.values())
+        if len(shown) <= TREES:
+            found += [_tree(run, now, brief) for run in shown]
+        else:
+            found += [_short(run, now) for run in shown[-LATEST:]]
+            if len(shown) > LATEST:
+                found.append(Text(f"{MORE} and {len(shown) - LATEST:,} more", "dim"))
+        return Group(*found, *[_failed(run, now) for run in runs.failed])
 
 
 # --- lines of runs
@@ -163,29 +152,35 @@ def _failed(run: RunningRun, now: float) -> Text:
 # --- the tree of one run
 
 
-def _tree(run: RunningRun, now: float, height: int) -> list[Text]:
-    lines = _graph_lines(run.graph, now)
-    lines += [Line(Text(one_line(text), "italic")) for text in run.told]
+def _tree(run: RunningRun, now: float, brief: bool) -> Tree:
+    tree = Tree(_headline(run, now), guide_style="dim")
+    _add_graph(tree, run.graph, now, brief)
+    for text in run.told:
+        tree.add(Text(one_line(text), "italic"))
     if run.error and run.status == "failed":
-        lines.append(Line(Text(one_line(run.error), "red")))
-    return [_headline(run, now), *_flat(_fit(lines, height - 1), Text())]
+        tree.add(Text(one_line(run.error), "red"))
+    return tree
 
 
-def _graph_lines(graph: RunningGraph, now: float) -> list[Line]:
+def _add_graph(tree: Tree, graph: RunningGraph, now: float, brief: bool) -> None:
     """The nodes of a graph in the order in which they started first."""
-    lines = []
-    for name, visits in graph.ended.items():
-        running = [node for node in graph.running.values() if node.node == name]
-        if not running:
-            lines.append(Line(_ended(name, visits), active=False))
-        elif len(running) == 1:
-            lines.append(_running(running[0], visits, now, name))
-        else:
-            facts = [f"{len(running):,} running", *([f"{visits.done:,} done"] if visits.done else [])]
-            text = _with_facts(RUNS, "yellow", name, facts)
-            below = [_running(node, None, now, f"branch {path_text(node.branch)}") for node in running]
-            lines.append(Line(text, tuple(below)))
-    return lines
+    running: dict[str, list[RunningNode]] = {name: [] for name in graph.ended}
+    for node in graph.running.values():
+        running.setdefault(node.node, []).append(node)
+    over = [name for name, nodes in running.items() if not nodes] if brief else []
+    if over:
+        tree.add(Text(f"{DONE} {len(over):,} nodes", "dim"))
+    for name, nodes in running.items():
+        visits = graph.ended.get(name, EndedVisits())
+        if len(nodes) > 1:
+            facts = [f"{len(nodes):,} running", *([f"{visits.done:,} done"] if visits.done else [])]
+            branches = tree.add(_with_facts(RUNS, "yellow", name, facts))
+            for node in nodes:
+                _add_running(branches, node, None, now, f"branch {path_text(node.branch)}", brief)
+        elif nodes:
+            _add_running(tree, nodes[0], visits, now, name, brief)
+        elif name not in over:
+            tree.add(_ended(name, visits))
 
 
 def _ended(name: str, visits: EndedVisits) -> Text:
@@ -203,8 +198,8 @@ def _ended(name: str, visits: EndedVisits) -> Text:
     return text
 
 
-def _running(node: RunningNode, visits: EndedVisits | None, now: float, name: str) -> Line:
-    """An execution that runs, with the graphs inside of it."""
+def _add_running(tree: Tree, node: RunningNode, visits: EndedVisits | None, now: float, name: str, brief: bool) -> None:
+    """An execution that runs, with the graphs inside of it: that of a subgraph, or of the last items that started."""
     facts = [f"branch {path_text(node.branch)}"] if node.branch and visits is not None else []
     facts += [f"visit {node.visit}"] if node.visit > 1 else []
     facts += [f"attempt {node.attempt}"] if node.attempt > 1 else []
@@ -215,22 +210,13 @@ def _running(node: RunningNode, visits: EndedVisits | None, now: float, name: st
         text.append_text(_items(node.items, now))
     if node.doing:
         text.append(f"  {one_line(node.doing)}", "italic")
-    return Line(text, tuple(_inside(node, now)))
-
-
-def _inside(node: RunningNode, now: float) -> list[Line]:
-    """The graphs inside of a node: that of a subgraph, or of the last items that started."""
+    below = tree.add(text)
     graphs = sorted(node.inside.items(), key=lambda inside: (len(inside[0]), inside[0]))  # in the order of the items
-    found: list[Line] = []
     for key, graph in graphs[-SHOWN_ITEMS:]:
-        lines = _graph_lines(graph, now)
-        if key:
-            found.append(Line(Text(f"{one_line(key)} {one_line(graph.name)}", "dim"), tuple(lines)))
-        else:
-            found += lines
+        title = Text(f"{one_line(key)} {one_line(graph.name)}", "dim")
+        _add_graph(below.add(title) if key else below, graph, now, brief)
     if len(graphs) > SHOWN_ITEMS:
-        found.append(Line(Text(f"{MORE} and {len(graphs) - SHOWN_ITEMS:,} more", "dim")))
-    return found
+        below.add(Text(f"{MORE} and {len(graphs) - SHOWN_ITEMS:,} more", "dim"))
 
 
 def _items(items: MapProgress, now: float) -> Text:
@@ -248,50 +234,6 @@ def _items(items: MapProgress, now: float) -> Text:
     facts += [f"{duration_text(max(1, round(remaining))).replace('.0', '')} left"] if remaining is not None else []
     text.append(DOT.join(facts))
     return text
-
-
-# --- what fits
-
-
-def _fit(lines: Sequence[Line], height: int) -> list[Line]:
-    """At most `height` lines: first what has ended is put together, then the rest is cut."""
-    if _height(lines) <= height:
-        return list(lines)
-    short = _without_ended(lines)  # what runs counts more than what is over
-    if _height(short) <= height:
-        return short
-    found: list[Line] = []
-    left = max(0, height - 1)
-    for line in short:
-        if left <= 0:
-            break
-        below = _fit(line.below, left - 1) if line.below else []
-        found.append(line._replace(below=tuple(below)))
-        left -= 1 + _height(below)
-    hidden = _height(short) - _height(found)
-    return [*found, Line(Text(f"{MORE} and {hidden:,} more", "dim"))][:height] if hidden else found
-
-
-def _without_ended(lines: Sequence[Line]) -> list[Line]:
-    active = [line._replace(below=tuple(_without_ended(line.below))) for line in lines if line.active]
-    ended = len(lines) - len(active)
-    return [*([Line(Text(f"{DONE} {ended:,} nodes", "dim"))] if ended else []), *active]
-
-
-def _height(lines: Sequence[Line]) -> int:
-    return sum(1 + _height(line.below) for line in lines)
-
-
-def _flat(lines: Sequence[Line], indent: Text) -> list[Text]:
-    """The lines with the guides of the tree."""
-    found = []
-    for number, line in enumerate(lines):
-        last = number == len(lines) - 1
-        guide = Text(LAST if last else BRANCH, "dim")
-        found.append(Text.assemble(indent, guide, line.text))
-        deeper = Text.assemble(indent, Text("   " if last else DOWN, "dim"))
-        found += _flat(line.below, deeper)
-    return found
 
 
 logger = logging.getLogger("dspyer")
@@ -333,12 +275,7 @@ def _same_terminal(file: TextIO | None, other: TextIO) -> bool:
 
 
 class TerminalScreen:
-    """A part of a terminal below everything that is printed.
-
-    Args:
-        console: writes to the terminal.
-        streams: the streams of `sys` that write to the same one.
-    """
+    """A part of a terminal below everything that is printed; `streams` of `sys` write to the same one."""
 
     def __init__(self, console: Console, streams: Iterable[str] = ()) -> None:
         self._console = console
@@ -425,11 +362,8 @@ class TerminalScreen:
 class LinesAbove:
     """A stream whose lines appear above the display.
 
-    A line that has only begun, such as the bar of tqdm, is shown at the top of the display. `\\r` begins it again.
-
-    Args:
-        screen: shows the display.
-        file: the stream that this one replaces; it gets what is written when the display is over.
+    A line that has only begun, such as the bar of tqdm, is shown at the top of the display. `\\r` begins it again. What
+    is written when the display is over goes to the `file` that this one replaces.
     """
 
     def __init__(self, screen: TerminalScreen, file: TextIO) -> None:

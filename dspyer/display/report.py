@@ -1,15 +1,14 @@
 """A run as text for a terminal: what `run.report()` returns.
 
-The commits come one below the other in canonical order. Branches are drawn as vertical bars next to each other, as
-`git log --graph` draws them, with a line where a fork opens new ones and where a join closes them. Of what is inside of
-nodes there is a summary.
+The steps come one below the other in canonical order, as a tree: what is inside of a node, and what a fork leads to, is
+further to the right. Of the items of maps and the trials of searches those that failed are listed.
 """
 
 from __future__ import annotations
 
 import textwrap
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence, Sized
+from collections.abc import Container, Iterable, Mapping, Sequence, Sized
 from datetime import datetime
 from textwrap import wrap
 from typing import Any
@@ -18,7 +17,7 @@ from dspyer import DELETE, Replace
 from dspyer.display.amounts import count_of, duration_text, one_line
 from dspyer.display.tokens import total_of
 from dspyer.errors import brief, error_text
-from dspyer.events import Answered, BranchPath, Commit, MergedConflict, Question, is_built_in, told
+from dspyer.events import Answered, Commit, MergedConflict, Question, is_built_in, told
 from dspyer.extend import Event, path_text, thaw
 from dspyer.failure import Failure
 from dspyer.message_list import ROLES
@@ -26,10 +25,10 @@ from dspyer.record import Record, RecordStep
 from dspyer.reducers import Updates
 
 WIDTH = 100  # characters of a line
-LANES = 12  # branches next to each other; further ones share the last lane
-SHOWN = 12  # fields of a commit, or authors of a conflict, that are listed
+DEEPEST = 24  # characters to the right; what is deeper is not further to the right
+SHOWN = 12  # fields of a commit, authors of a conflict, or failed items of a node that are listed
 TOLD = 20  # lines of events
-ROWS = 400  # commits that are listed: the first and the last half of them
+ROWS = 400  # steps that are listed: the first and the last half of them
 
 OUTCOMES = {"failed": "failed", "waiting": "waits for an answer", "running": "runs", "stopped": "was not started"}
 """What `outcome` says of a step that has not begun, by its status."""
@@ -49,50 +48,61 @@ def describe_run(record: Record, error: BaseException | None = None, events: Ite
     `error` is why it is not completed, if more is known than the failures that ended it; of `events`, those of classes
     of a user are told.
     """
-    rows = [step for step in record.steps if step.parent is None]
-    lanes = {path: min(first, LANES - 1) for path, (first, _) in _leaves_of(rows).items()}
-    labels = {row.id: f"{_label(row)} {row.node}" for row in rows if row.commit}
-    questions = _questions(record)
-    lines = [*wrap(_summary(record, rows), WIDTH), ""]
-    active: dict[BranchPath, int] = {}  # the branches that are drawn as bars at this row, with their lanes
+    own = [step for step in record.steps if step.parent is None]
+    rows, depths = _shown(record)
+    if len(rows) > ROWS:
+        rows = own
+    labels = {step.id: f"{_label(step)} {step.node}".lstrip() for step in record.steps if step.commit}
+    questions = _questions(record, {row.id for row in rows})
+    lines = [*wrap(_summary(record, own), WIDTH), ""]
     for number, row in enumerate(rows):
         if not ROWS // 2 <= number < len(rows) - ROWS // 2:
-            last = number == len(rows) - 1
-            lines += _row_lines(row, active, lanes, labels, questions.get(row.id, ()), last)
+            lines += _row_lines(row, depths[row.id], labels, questions.get(row.id, ()))
         elif number == ROWS // 2:
             lines.append(f"... {len(rows) - 2 * (ROWS // 2)} more: run.commits has them all")
-        # The bars of the branches that came here end; those that go on from it begin again.
-        for path in row.came:
-            active.pop(path, None)
-        if row.commit:
-            active.update((path, lanes[path]) for path in row.forks or (row.branch,))
     if of_users := _told(events):
         lines += ["", "Events", *[f"  {_clip(text, WIDTH - 2)}" for text in of_users]]
     if texts := _failure_lines(record.failures) if error is None else _error_lines(error):
-        lines += ["", *(line for text in texts for line in wrap(one_line(text), WIDTH, subsequent_indent="  "))]
+        lines.append("")
+        for text in texts[:TOLD]:
+            lines += wrap(_short_line(text), WIDTH, subsequent_indent="  ")
     return "\n".join(lines)
 
 
-def _questions(record: Record) -> dict[str, list[str]]:
-    """The answers and the open questions by the step of the run's own graph at which they are listed.
+def _shown(record: Record) -> tuple[list[RecordStep], dict[str, int]]:
+    """The steps that are listed, and how deep each is: in nodes, and in forks."""
+    rows, depths, failed = list[RecordStep](), dict[str, int](), Counter[str]()
+    in_parts = set[str]()  # items, trials, and what is inside of them
+    for step in record.steps:
+        parent = step.parent
+        depths[step.id] = len(step.branch) + (0 if parent is None else depths[parent] + 1)
+        if parent in in_parts or step.kind in ("item", "trial"):
+            in_parts.add(step.id)
+        if parent is None:
+            rows.append(step)
+        elif step.kind in ("item", "trial") and step.failure is not None and parent not in in_parts:
+            failed[parent] += 1
+            rows += [step] if failed[parent] <= SHOWN else []
+        elif step.id not in in_parts and (step.kind not in ("start", "join") or step.status != "done"):
+            rows.append(step)
+    return rows, depths
 
-    A question of a nested graph, or of an item of a map, belongs to their node. One that a commit asks holds back what
-    follows: it is listed at each branch there.
-    """
+
+def _questions(record: Record, shown: Container[str]) -> dict[str, list[str]]:
+    """The answers and the open questions, by the step at which they are listed: their own, or one around it."""
     found: dict[str, list[str]] = {}
-    outermost = ""
-    behind: dict[str, list[str]] = {}
+    parents = {step.id: step.parent for step in record.steps}
     for step in record.steps:
-        outermost = step.id if step.parent is None else outermost
-        asked = step.asked
-        if asked is not None and asked.answer is not None:
-            found.setdefault(outermost, []).append(Answered(asked.answer).label())
-        elif asked is not None and record.status != "completed":
-            of = behind if step.parent is None and step.commit is not None else found
-            of.setdefault(outermost, []).append(f"{asked.question.key}{_until(asked.question)}: {asked.question.text}")
-    for step in record.steps:
-        if step.status == "waiting" and step.parent is None:
-            found.setdefault(step.id, []).extend(question for head in step.after for question in behind.get(head, ()))
+        place: str | None = step.id
+        while place is not None and place not in shown:
+            place = parents[place]
+        if place is None or step.asked is None:
+            continue
+        question, answer = step.asked.question, step.asked.answer
+        if answer is not None:
+            found.setdefault(place, []).append(Answered(answer).label())
+        elif record.status != "completed":
+            found.setdefault(place, []).append(f"{question.key}{_until(question)}: {question.text}")
     return found
 
 
@@ -176,80 +186,33 @@ def _is_limit(row: RecordStep) -> bool:
 # --- the lines of one commit
 
 
-def _leaves_of(rows: Iterable[RecordStep]) -> dict[BranchPath, tuple[int, int]]:
-    """The first and last lane of each path and all paths forked from it.
-
-    The children of a fork get neighbouring lanes in their order, so that no lines cross where it forks. A path that
-    forks no further has a lane of its own, and keeps it when a later round of a loop forks into it again.
-    """
-    paths = {()} | {path for row in rows for path in (row.branch, *row.came, *row.forks)}
-    ordered = sorted({path[:length] for path in paths for length in range(len(path) + 1)})
-    lanes: dict[BranchPath, tuple[int, int]] = {}
-    count = 0
-    for i, path in enumerate(ordered):  # a path comes right before those that extend it
-        if i + 1 == len(ordered) or ordered[i + 1][: len(path)] != path:
-            for length in range(len(path) + 1):
-                lanes[path[:length]] = (lanes.get(path[:length], (count, 0))[0], count)
-            count += 1
-    return lanes
-
-
-def _row_lines(
-    row: RecordStep,
-    active: Mapping[BranchPath, int],
-    lanes: Mapping[BranchPath, int],
-    labels: Mapping[str, str],
-    questions: Iterable[str],
-    last: bool,
-) -> list[str]:
-    """The lines of one row, below which the `active` branches have their bars."""
-    lines = []
-    if len(row.came) > 1:
-        lines.append(_junction(active, [lanes[path] for path in row.came], "╯", "┴"))
-    came, lane = set(row.came), lanes[row.branch]
-    here = {path: other for path, other in active.items() if path not in came} | {row.branch: lane}
-    lines.append(_headline(row, _bars(here, lane, "●" if row.commit else _MARKS.get(row.status, "?")), _details(row)))
-    bars = _bars(here, lane, " " if last or not row.commit else "│")
-    for text in [*_facts(row, labels), *[_clip(one_line(one), 240) for one in questions]]:
-        lines += [f"{bars}   {line}" for line in wrap(text, WIDTH - len(bars) - 3, subsequent_indent="  ")]
-    if row.forks:
-        lines.append(_junction(here, [lanes[path] for path in row.forks], "╮", "┬"))
+def _row_lines(row: RecordStep, depth: int, labels: Mapping[str, str], questions: Iterable[str]) -> list[str]:
+    """The lines of one step."""
+    indent = "  " * min(depth, DEEPEST // 2)
+    lines = [_headline(row, indent + ("●" if row.commit else _MARKS.get(row.status, "●")), _details(row))]
+    asked = [_clip(one_line(one), 240) for one in questions]
+    asked[SHOWN:] = [f"and {len(asked) - SHOWN} more questions"] if len(asked) > SHOWN else []
+    for text in [*_facts(row, labels), *asked]:
+        below = indent + ("      " if text.startswith("  ") else "    ")
+        lines += [below + line for line in wrap(_short_line(text), WIDTH - len(below), subsequent_indent="  ")]
     return lines
 
 
-def _bars(active: Mapping[BranchPath, int], lane: int, mark: str) -> str:
-    """A bar for each active branch, and `mark` in the lane of the row's own branch."""
-    cells = dict.fromkeys(active.values(), "│") | {lane: mark}
-    return " ".join(cells.get(i, " ") for i in range(max(cells) + 1))
-
-
-def _junction(active: Mapping[BranchPath, int], lanes: Sequence[int], corner: str, tee: str) -> str:
-    """The line where lanes fork or join: a tee for each lane, a corner for the last, crossings in between."""
-    first, end = min(lanes), max(lanes)
-    cells = dict.fromkeys(active.values(), "│")
-    for lane in range(first, end + 1):
-        cells[lane] = "├" if lane == first else tee if lane in lanes else "┼" if lane in cells else "─"
-    if end > first:
-        cells[end] = corner
-    text = ""
-    for lane in range(max(cells) + 1):
-        text += cells.get(lane, " ") + ("─" if first <= lane < end else " ")
-    return text.rstrip()
-
-
 def _label(row: RecordStep) -> str:
-    """The label of a commit: its version, or its id inside a fork that never joined."""
-    return (row.commit.id if row.commit else row.id) if row.version is None else f"v{row.version}"
+    """The label of a commit: its version, its id inside a fork that never joined; none inside of a node."""
+    if row.parent is not None:
+        return ""
+    return row.id if row.version is None else f"v{row.version}"
 
 
-def _headline(row: RecordStep, bars: str, details: str) -> str:
+def _headline(row: RecordStep, mark: str, details: str) -> str:
     if row.commit:
-        route = [] if row.node.startswith("join:") else _grouped(row.to)
+        route = [] if row.node.startswith("join:") else [one_line(node) for node in _grouped(row.to)]
         arrow = f" → {', '.join(route)}" if route else ""
         failed = " failed" if row.failure else ""
-        text = f"{bars} {_label(row)} {row.node}{failed}{arrow}"
+        text = f"{mark} {one_line(f'{_label(row)} {row.node}')}{failed}{arrow}"
     else:
-        text = f"{bars} {row.node} {outcome(row)}"
+        text = f"{mark} {one_line(row.node)}{'' if row.status == 'done' else f' {outcome(row)}'}"
     return f"{_clip(text, WIDTH - len(details) - 2)}  {details}"
 
 
@@ -267,8 +230,8 @@ def _details(row: RecordStep) -> str:
             facts.append(f"visit {row.visit}")
         if row.commit.attempt > 1:
             facts.append(f"attempt {row.commit.attempt}")
-        if row.commit.duration and not row.node.startswith("join:"):
-            facts.append(duration_text(row.commit.duration))
+        if row.seconds and row.kind != "join":
+            facts.append(duration_text(row.seconds - row.waited))
     return f"({', '.join(facts)})"
 
 
@@ -292,6 +255,10 @@ def _facts(row: RecordStep, labels: Mapping[str, str]) -> list[str]:
     if row.reason:
         facts.append(f"because: {_clip(one_line(row.reason), 240)}")
     return facts
+
+
+def _short_line(text: str) -> str:
+    return _clip(one_line(text), 1000)
 
 
 def _clip(text: str, limit: int) -> str:

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, fields
 from typing import Any, NamedTuple
 
 from dspyer.display.amounts import cost_text
-from dspyer.display.tables import table_html, table_lines
+from dspyer.display.tables import ShownTable
 from dspyer.display.tokens import total_of
 from dspyer.events import LMCall
 from dspyer.failure import Failure
@@ -112,7 +112,7 @@ class NodeStats:
         }
 
 
-class Stats:
+class Stats(ShownTable):
     """The reliability and cost of the nodes of a run. As text it is a table, in a notebook too.
 
     Attributes:
@@ -150,28 +150,11 @@ class Stats:
         nodes = [one.to_dict() for one in self.nodes.values()]
         return {"nodes": nodes, "usage": self.usage, "unknown": list(self.unknown)}
 
-    def __str__(self) -> str:
-        columns = self._columns()
-        return "\n".join([*table_lines([[column.title for column in columns], *self._rows(columns)]), *self._remarks()])
-
-    __repr__ = __str__
-
-    def _repr_html_(self) -> str:
-        columns = self._columns()
-        alarms = {
-            (row, place)
-            for row, one in enumerate(self.nodes.values())
-            for place, column in enumerate(columns)
-            if column.alarms and column.counts(one)
-        }
-        return table_html([column.title for column in columns], self._rows(columns), self._remarks(), alarms)
-
-    def _rows(self, columns: Iterable[_Column]) -> list[list[str]]:
-        return [[column.cell(one) for column in columns] for one in self.nodes.values()]
-
-    def _columns(self) -> list[_Column]:
-        rows = self.nodes.values()
-        return [column for column in _COLUMNS if column.always or any(column.counts(one) for one in rows)]
+    def shown(self) -> tuple[list[str], list[list[str]], list[str]]:
+        """The columns in which a node has something to show, and what they do not say."""
+        columns = [[title, *map(cell, self.nodes.values())] for title, cell in _COLUMNS.items()]
+        kept = [column for column in columns if column[0] in _ALWAYS or any(column[1:])]
+        return [], [list(row) for row in zip(*kept, strict=True)], self._remarks()
 
     def _remarks(self) -> list[str]:
         lines = []
@@ -201,50 +184,37 @@ class Stats:
 # --- the columns of the table
 
 
-class _Column(NamedTuple):
-    """A column of the table.
-
-    Attributes:
-        title: its head.
-        cell: the text of a node's cell.
-        counts: whether a node has something to show here; without such a node the column is left out.
-        always: whether it is never left out.
-        alarms: whether a cell that counts is red: what a team looks at first.
-    """
-
-    title: str
-    cell: Callable[[NodeStats], str]
-    counts: Callable[[NodeStats], object] = bool
-    always: bool = False
-    alarms: bool = False
-
-
 def _share(name: str) -> Callable[[NodeStats], str]:
     return lambda one: _percent_text(getattr(one, name), one.total)
 
 
-_COLUMNS = (
-    _Column("node", lambda one: one.node, always=True),
-    _Column("visits", lambda one: f"{one.visits:,}", always=True),
-    _Column("items", lambda one: "" if one.items is None else f"{one.items:,}", lambda one: one.items is not None),
-    _Column("first try", _share("first_try"), always=True),
-    _Column("retried", _share("retried"), lambda one: one.retried),
-    _Column("corrected", _share("corrected"), lambda one: one.corrected),
-    _Column("accepted", _share("accepted"), lambda one: one.accepted, alarms=True),
-    _Column("failed", _share("failed"), lambda one: one.failed, always=True, alarms=True),
-    _Column("failed visits", lambda one: str(one.failed_visits or ""), lambda one: one.failed_visits, alarms=True),
-    _Column("attempts", lambda one: _number(one.mean_attempts, 2), always=True),
-    _Column("timeouts", lambda one: str(one.timeouts or ""), lambda one: one.timeouts, alarms=True),
-    _Column("cached", lambda one: str(one.cached or ""), lambda one: one.cached),
-    _Column("p50 s", lambda one: _seconds(one.percentile(0.5)), always=True),
-    _Column("p95 s", lambda one: _seconds(one.percentile(0.95)), always=True),
-    _Column("seconds", lambda one: _seconds(one.seconds), always=True),
-    _Column("LM calls", lambda one: f"{one.lm_calls:,}" if one.lm_calls else "", lambda one: one.lm_calls),
-    _Column("LM cached", lambda one: str(one.lm_cached or ""), lambda one: one.lm_cached),
-    _Column("fallbacks", lambda one: str(one.fallbacks or ""), lambda one: one.fallbacks, alarms=True),
-    _Column("tokens", lambda one: f"{one.tokens:,}" if one.tokens else "", lambda one: one.tokens),
-    _Column("USD", lambda one: cost_text(one.cost) if one.cost else "", lambda one: one.cost),
-)
+def _count(name: str) -> Callable[[NodeStats], str]:
+    return lambda one: f"{getattr(one, name):,}" if getattr(one, name) else ""
+
+
+_COLUMNS: Mapping[str, Callable[[NodeStats], str]] = {
+    "node": lambda one: one.node,
+    "visits": _count("visits"),
+    "items": lambda one: "" if one.items is None else f"{one.items:,}",
+    "first try": _share("first_try"),
+    "retried": _share("retried"),
+    "corrected": _share("corrected"),
+    "accepted": _share("accepted"),
+    "failed": _share("failed"),
+    "failed visits": _count("failed_visits"),
+    "attempts": lambda one: _number(one.mean_attempts, 2),
+    "timeouts": _count("timeouts"),
+    "cached": _count("cached"),
+    "p50 s": lambda one: _seconds(one.percentile(0.5)),
+    "p95 s": lambda one: _seconds(one.percentile(0.95)),
+    "seconds": lambda one: _seconds(one.seconds),
+    "LM calls": _count("lm_calls"),
+    "LM cached": _count("lm_cached"),
+    "fallbacks": _count("fallbacks"),
+    "tokens": _count("tokens"),
+    "USD": lambda one: cost_text(one.cost) if one.cost else "",
+}
+_ALWAYS = ("node", "visits", "first try", "failed", "attempts", "p50 s", "p95 s", "seconds")
 
 
 def _percent(count: int, total: int) -> float | None:
@@ -271,13 +241,7 @@ def _seconds(value: float | None) -> str:
 
 
 def count_stats(records: Iterable[Record], unknown: Iterable[str] = (), recorded: bool = True) -> Stats:
-    """The figures of one or several runs.
-
-    Args:
-        records: the runs, oldest first.
-        unknown: what the figures do not cover.
-        recorded: whether the LM calls of the runs were recorded.
-    """
+    """The figures of runs, oldest first; `unknown` is what they do not cover."""
     counter = VisitCounter()
     missing = list(unknown)
     usages = []
@@ -302,12 +266,7 @@ KILLED = "of a process that was killed, LM calls are known as far as it had writ
 
 
 class Submitted(NamedTuple):
-    """The state of an agent since its run began.
-
-    Attributes:
-        turn: the execution of its last turn.
-        refused: the executions of the turns whose outputs its check has refused, if it has accepted none since.
-    """
+    """The last turn of an agent since its run began, and the turns whose outputs its check has refused since."""
 
     turn: str = ""
     refused: tuple[str, ...] = ()
@@ -324,16 +283,11 @@ class Visit:
 
 
 class VisitCounter:
-    """Counts visits. How a visit of a checked node ended is known after the last check of its corrections.
-
-    Attributes:
-        calls: how many LM calls were counted.
-        tokens: their tokens.
-        unfinished: those of visits that are not known to have ended.
-    """
+    """Counts visits. How a visit of a checked node ended is known after the last check of its corrections."""
 
     def __init__(self) -> None:
-        self.calls = self.tokens = self.unfinished = 0
+        self.calls = self.tokens = 0  # LM calls that were counted, and their tokens
+        self.unfinished = 0  # tokens of visits that are not known to have ended
         self._stats: dict[str, NodeStats] = {}
         self._visits: dict[str, Visit] = {}  # by step
         self._origins: dict[str, str] = {}  # of checks and fixes: the step of the node that is checked

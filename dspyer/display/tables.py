@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import html
-from collections.abc import Container, Iterable, Sequence
-from typing import Final
+from collections.abc import Sequence
+from typing import ClassVar, Final
 
 _CELL: Final = "padding:.3em .8em;border-bottom:1px solid #8884;white-space:nowrap;text-align:"
-_ALARM: Final = ";color:#c0392b;font-weight:600"
 
 
 def table_lines(rows: Sequence[Sequence[str]], names: int = 1) -> list[str]:
@@ -27,29 +26,10 @@ def table_lines(rows: Sequence[Sequence[str]], names: int = 1) -> list[str]:
     ]
 
 
-def table_html(
-    head: Sequence[str], rows: Sequence[Sequence[str]], remarks: Iterable[str], alarms: Container[tuple[int, int]] = ()
-) -> str:
-    """A table for a notebook, with remarks below; the cells of `alarms`, given as (row, column), are red."""
-
-    def line(tag: str, cells: Sequence[str], row: int) -> str:
-        return "".join(
-            f'<{tag} style="{_CELL}{"right" if column else "left"}{_ALARM if (row, column) in alarms else ""}">'
-            f"{html.escape(cell)}</{tag}>"
-            for column, cell in enumerate(cells)
-        )
-
-    body = "".join(f"<tr>{line('td', cells, row)}</tr>" for row, cells in enumerate(rows))
-    listed = "".join(f"<li>{html.escape(remark)}</li>" for remark in remarks)
-    return (
-        '<div style="overflow-x:auto"><table style="border-collapse:collapse;font-variant-numeric:tabular-nums">'
-        f"<thead><tr>{line('th', head, -1)}</tr></thead><tbody>{body}</tbody></table></div>"
-        + (f'<ul style="font-size:90%">{listed}</ul>' if listed else "")
-    )
-
-
 class ShownTable:
-    """Figures that are a table as text, and in a notebook."""
+    """Figures that are a table as text, and in a notebook; `names` columns are aligned left."""
+
+    names: ClassVar[int] = 1
 
     def shown(self) -> tuple[list[str], list[list[str]], list[str]]:
         """The lines above the table, its rows with the head, and the lines below."""
@@ -57,10 +37,23 @@ class ShownTable:
 
     def __str__(self) -> str:
         above, rows, below = self.shown()
-        return "\n".join([*above, *table_lines(rows), *below])
+        return "\n".join([*above, *table_lines(rows, self.names), *below])
 
     __repr__ = __str__
 
     def _repr_html_(self) -> str:
-        above, (head, *rows), below = self.shown()
-        return table_html(head, rows, [*above, *below])
+        above, rows, below = self.shown()
+        lines = [
+            "".join(
+                f'<{"td" if number else "th"} style="{_CELL}{"right" if place >= self.names else "left"}">'
+                f"{html.escape(cell)}</{'td' if number else 'th'}>"
+                for place, cell in enumerate(cells)
+            )
+            for number, cells in enumerate(rows)
+        ]
+        remarks = "".join(f"<li>{html.escape(remark)}</li>" for remark in [*above, *below])
+        return (
+            '<div style="overflow-x:auto"><table style="border-collapse:collapse;font-variant-numeric:tabular-nums">'
+            f"{''.join(f'<tr>{line}</tr>' for line in lines)}</table></div>"
+            + (f'<ul style="font-size:90%">{remarks}</ul>' if remarks else "")
+        )

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
 
-from dspyer.display.tables import table_lines
+from dspyer.display.tables import ShownTable
 from dspyer.extend import label
 
 
@@ -29,7 +29,7 @@ class TokenRow(NamedTuple):
     full: int
 
 
-class Tokens:
+class Tokens(ShownTable):
     """The tokens that the nodes of a run got. As text it is a table.
 
     Attributes:
@@ -51,6 +51,8 @@ class Tokens:
         counted by estimate
     """
 
+    names = 2
+
     def __init__(self, rows: Iterable[TokenRow], cached: Mapping[str, int], counted: str) -> None:
         self.rows = tuple(rows)
         self.sent = sum([row.sent for row in self.rows])
@@ -58,21 +60,18 @@ class Tokens:
         self.cached = dict(cached)
         self.counted = counted
 
-    def __str__(self) -> str:
-        head = ("node", "input", "visits", "sent", "full", "")
-        table = [head, *[self._cells(row) for row in self.rows]]
-        total = ("all", "", "", f"{self.sent:,}", f"{self.full:,}", _share(self.sent, self.full))
-        lines = table_lines([*table, total], names=2)
-        lines += [f"cached by the provider: {count:,} input tokens of {name}" for name, count in self.cached.items()]
-        return "\n".join([*lines, f"counted {self.counted}"])
-
-    __repr__ = __str__
+    def shown(self) -> tuple[list[str], list[list[str]], list[str]]:
+        """The rows with their sum, and how they were counted."""
+        rows = [["node", "input", "visits", "sent", "full", ""], *map(self._cells, self.rows)]
+        rows.append(["all", "", "", f"{self.sent:,}", f"{self.full:,}", _share(self.sent, self.full)])
+        lines = [f"cached by the provider: {count:,} input tokens of {name}" for name, count in self.cached.items()]
+        return [], rows, [*lines, f"counted {self.counted}"]
 
     @staticmethod
-    def _cells(row: TokenRow) -> tuple[str, ...]:
+    def _cells(row: TokenRow) -> list[str]:
         name = label(row.name)
         what = name if row.view is None else f"{name} = {row.view}"
-        return row.node, what, str(row.visits), f"{row.sent:,}", f"{row.full:,}", _share(row.sent, row.full)
+        return [row.node, what, str(row.visits), f"{row.sent:,}", f"{row.full:,}", _share(row.sent, row.full)]
 
 
 def _share(sent: int, full: int) -> str:

@@ -316,6 +316,7 @@ def explain(graph: GraphSpec) -> str:
         for path, attempts in graph.attempts.items()
         if len(attempts) > 1
     )
+    lines.extend(_hiding(graph))
     unknown = [name for name, node in graph.nodes.items() if node.writes is None]
     if unknown:
         lines.append(
@@ -325,9 +326,30 @@ def explain(graph: GraphSpec) -> str:
     return "\n".join(lines)
 
 
+def _hiding(graph: GraphSpec) -> Iterator[str]:
+    """The lines about what is hidden, and what is not: what a node makes of a hidden value is a new value."""
+    redaction = graph.redaction
+    if redaction is None:
+        return
+    if not redaction.patterns:
+        yield "  hidden: what a function decides by path"
+        return
+    yield f"  hidden: {', '.join(['.'.join(map(str, one.segments)) for one in redaction.patterns])}"
+    whole = {one.segments[0] for one in redaction.patterns if len(one.segments) == 1}
+    derived: dict[str, list[str]] = {}
+    for name, node in graph.nodes.items():
+        if node.reads is None or any(map(redaction.names, node.reads.values())):
+            for field in {"?": ""} if node.writes is None else dict.fromkeys(node.writes.values()):
+                derived.setdefault(field, []).append(name)
+    told = [f"{field} by {', '.join(nodes)}" for field, nodes in derived.items() if field not in whole]
+    if told:
+        yield f"  not hidden: what nodes make of it, {'; '.join(told)}"
+
+
 def drawing_facts(graph: GraphSpec) -> dict[str, Any]:
     """Facts of a graph and of those inside of it for readers of its runs: the JSON form of a `DrawnGraph`."""
     mapped = {name: found for name, node in graph.nodes.items() if (found := node.mapped) is not None}
+    gives = {name: dict(node.predicted) for name, node in graph.nodes.items() if node.predicted is not None}
     return {
         "name": graph.name,
         "looks": {name: list(node.look[:2]) for name, node in graph.nodes.items()},
@@ -339,7 +361,14 @@ def drawing_facts(graph: GraphSpec) -> dict[str, Any]:
         "checks": {
             name: {"fix": one.fix, "into": one.into, "modes": list(one.modes)} for name, one in graph.rejecting.items()
         },
-        "maps": {name: {"into": one.into, "failures": one.failures, "over": one.over} for name, one in mapped.items()},
+        "maps": {
+            name: {"into": one.into, "failures": one.failures, "over": one.over, "item": one.item}
+            for name, one in mapped.items()
+        },
+        "reads": {
+            name: dict(graph.nodes[name].sources) for name in (*gives, *(graph.inner.keys() & graph.nodes.keys()))
+        },
+        "gives": gives,
         "lists": sorted(fields_of_items([graph.topology.schema])),
         "failures": {name: list(fields) for name in graph.nodes if (fields := graph.failure_fields(name))},
         "inner": {name: drawing_facts(inner) for name, inner in graph.inner.items()},

@@ -21,10 +21,19 @@ from typing import Any, Literal, NamedTuple, TypeVar, get_args
 
 from dspyer.clock import wall
 from dspyer.errors import InputError, LMCallError, StateError, StoreError, brief, with_article
-from dspyer.events import Answer, LMCall, Question
-from dspyer.ids import Address, execution_id, full_id, id_order, ids_around, is_within, whole_execution
+from dspyer.events import Answer, Commit, LMCall, Question
+from dspyer.ids import (
+    Address,
+    execution_id,
+    full_id,
+    id_order,
+    ids_around,
+    is_within,
+    outermost_execution,
+    whole_execution,
+)
 from dspyer.log.journal import Journal
-from dspyer.log.reader import newest_rows, read_runs
+from dspyer.log.reader import newest_rows, own_commit, read_runs
 from dspyer.log.rows import (
     COMMITS,
     RECORDS,
@@ -344,20 +353,35 @@ def totals_at(store: Store, heads: Sequence[Point], root: Point | None = None) -
     return sum_usage((*found, usage_of_calls(calls)))
 
 
-def run_usage(rows: Iterable[Row]) -> dict[str, LMUsage]:
-    """Return what the rows of a run say that it has used, by language model.
+def run_usage(rows: Iterable[Row], *, by_node: bool = False) -> dict[str, LMUsage]:
+    """Return what the rows of a run say that it has used, by language model, or by node of its own graph.
 
     It is what its last end says, and the LM calls after that: of processes that were killed. Calls that cannot be read
     count nothing: a run with such a row can be resumed and stopped.
     """
     used: Mapping[str, Mapping[str, Any]] = {}
     since: list[LMCall] = []
+    commits: list[CommitRow] = []
     for row in rows:
         if row.kind == RowKind.END:
-            used, since = EndRow.of(row).usage, []
+            end = EndRow.of(row)
+            used, since = end.nodes if by_node else end.usage, []
         else:
             since += _readable_calls(row)
-    return sum_usage((used, usage_of_calls(since)))
+            commits += filter(None, [own_commit(row) if by_node else None])
+    return sum_usage((used, usage_by_node(since, commits) if by_node else usage_of_calls(since)))
+
+
+def usage_by_node(calls: Sequence[LMCall], commits: Iterable[Commit | CommitRow]) -> dict[str, LMUsage]:
+    """Return what the LM calls of a run have used by node of its own graph, whose commits are given."""
+    nodes: dict[str, str] = {}
+    for one in commits if calls else ():
+        nodes[one.id] = one.node
+        # An execution that has no commit yet: where the one before it has led.
+        forks, after = len(one.route) > 1, Address.parse(one.id).index + 1
+        for index, node in enumerate(one.route):
+            nodes.setdefault(execution_id((*one.branch, index), 0) if forks else execution_id(one.branch, after), node)
+    return usage_of_calls(calls, lambda call: nodes.get(outermost_execution(call.execution), call.node))
 
 
 def _readable_calls(row: Row) -> Sequence[LMCall]:
@@ -443,6 +467,7 @@ class ExecutionRecords:
         trace: the trace that the run is a part of; None if it was not traced.
         lm_calls: the LM calls that are not written yet; None if none are to be written.
         used_before: what the processes before this one have used that worked on the run.
+        nodes_before: the same by node.
         totals_before: what the runs of the thread before this one have used.
         begun: the executions inside of which earlier processes have committed.
         resumes: how often the run was resumed since its last rerun.
@@ -465,6 +490,7 @@ class ExecutionRecords:
     kept: dict[tuple[str, ...], KeptRun] = field(default_factory=dict)
     lm_calls: LMCallLog | None = None
     used_before: Mapping[str, Any] = field(default_factory=dict)
+    nodes_before: Mapping[str, Any] = field(default_factory=dict)
     totals_before: Mapping[str, Any] = field(default_factory=dict)
     begun: set[str] = field(default_factory=set)
     resumes: int = 0

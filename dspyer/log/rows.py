@@ -262,8 +262,10 @@ def sum_usage(parts: Iterable[Mapping[str, Mapping[str, Any]]]) -> dict[str, LMU
     return total
 
 
-def usage_of_calls(calls: Iterable[LMCall]) -> dict[str, LMUsage]:
-    """The usage of LM calls by language model.
+def usage_of_calls(
+    calls: Iterable[LMCall], name_of: Callable[[LMCall], str] = lambda call: call.model
+) -> dict[str, LMUsage]:
+    """The usage of LM calls by language model, or by what else a call belongs to.
 
     Example:
         >>> from dataclasses import replace
@@ -275,7 +277,7 @@ def usage_of_calls(calls: Iterable[LMCall]) -> dict[str, LMUsage]:
     """
     return sum_usage(
         {
-            call.model: {
+            name_of(call): {
                 "prompt_tokens": call.prompt_tokens,
                 "completion_tokens": call.response_tokens,
                 "total_tokens": call.tokens,
@@ -780,6 +782,9 @@ class EndRow(StoredRow):
         expires: when the first of its questions expires; None for never.
         failures: those with which it ended, with their tracebacks as text.
         failed: the attempts before these, which other attempts followed.
+        visits: by node of its own graph how often it has committed, how often it has ended the run with a failure, and
+            the seconds of its commits.
+        nodes: what its nodes have used, like `usage`; one that runs a graph, with what is inside.
     """
 
     KIND: ClassVar[str] = RowKind.END
@@ -793,6 +798,8 @@ class EndRow(StoredRow):
     expires: float | None = None
     failures: JSONValues = ()
     failed: Annotated[tuple[Failure, ...], CONTENT] = ()
+    visits: Mapping[str, tuple[int, int, float]] = FrozenDict()
+    nodes: Mapping[str, Mapping[str, Any]] = FrozenDict()
 
 
 def end_row(
@@ -804,6 +811,8 @@ def end_row(
     before: Mapping[str, Any] = FrozenDict(),
     attempts: Iterable[Failure] = (),
     expires: float | None = None,
+    commits: Iterable[tuple[str, float]] = (),
+    nodes: Mapping[str, Mapping[str, Any]] = FrozenDict(),
 ) -> DraftRow:
     """Build the row of the end of a run, with the time, and each failure with its exception.
 
@@ -816,11 +825,20 @@ def end_row(
         before: what the runs of the thread before it have used.
         attempts: those before the failures, which other attempts followed.
         expires: when the first of its open questions expires.
+        commits: the node of each commit of its own graph that a node has made, and how many seconds it took.
+        nodes: what its nodes have used.
     """
-    failed = tuple([failure.stored_with(error) for failure, error in failures])
-    totals, now = sum_usage((before, usage)), int(time() * 1_000)
-    end = EndRow(status, fingerprint, usage, total_cost(usage), now, steps, totals, expires, failed, tuple(attempts))
-    return end.row()
+    visits: dict[str, tuple[int, int, float]] = {}
+    pairs = list(failures)
+    for node, count, lost, seconds in chain(
+        [(node, 1, 0, seconds) for node, seconds in commits], [(failure.node, 0, 1, 0.0) for failure, _ in pairs]
+    ):
+        known = visits.get(node, (0, 0, 0.0))
+        visits[node] = known[0] + count, known[1] + lost, round(known[2] + seconds, 6)
+    failed = tuple([failure.stored_with(error) for failure, error in pairs])
+    totals, now, again = sum_usage((before, usage)), int(time() * 1_000), tuple(attempts)
+    cost = total_cost(usage)
+    return EndRow(status, fingerprint, usage, cost, now, steps, totals, expires, failed, again, visits, nodes).row()
 
 
 RECORDS: Mapping[str, type[StoredRow]] = dict.fromkeys(COMMITS, CommitRow) | {

@@ -414,6 +414,11 @@ class BoundNode(Node):
 
     binding: Binding
 
+    @property
+    def sources(self) -> FieldNames:
+        """The fields that it is given as they are, by its own names: without views and templates."""
+        return {one.name: one.field for one in self.binding.fields if one.view is None and one.computed is None}
+
     def whole_fields(self, state: ImmutableState) -> list[tuple[str, str]]:
         """The fields that a call reads whole, without a view, each as the node's own name and the field."""
         return self.binding.whole_fields(state)

@@ -98,6 +98,7 @@ class ModuleNode(BoundNode):
         gives: the fields that get its outputs, by their names; None for all outputs. `writes` are these and the
             conversations.
         turns: how it takes part in conversations.
+        is_predictor: whether all that it does is to ask one predictor, of which it has the inputs and outputs.
     """
 
     kind: ClassVar[str] = "module"
@@ -107,6 +108,12 @@ class ModuleNode(BoundNode):
     known: bool = True
     gives: FieldNames | None = None
     turns: Turns
+    is_predictor: bool = False
+
+    @property
+    def predicted(self) -> FieldNames | None:
+        """The fields of its outputs by name, if it is one predictor that is given fields as they are; else None."""
+        return self.gives if self.is_predictor and len(self.sources) == len(self.binding.fields) else None
 
     def script(self, call: Call) -> Script[Reply]:
         """Call the program's module with its inputs."""
@@ -151,6 +158,7 @@ def build_module(module: dspy.Module, options: NodeOptions) -> Built:
         always_writes=tuple((gives or {}).values()),  # a module gives all its outputs
         conversations=turns.fields,
         turns=turns,
+        is_predictor=_is_predictor(module, [one.name for one in binding.fields], gives),
     )
     kinds = {name: found.type_of(name) for name in gives or ()}
     fix = "declare the type in the signature (... -> {name}: {kind}), or change the field"
@@ -164,6 +172,14 @@ def build_module(module: dspy.Module, options: NodeOptions) -> Built:
             f"{options.who}: goto=[...] is for functions that return Command; give a module edges or a router"
         )
     return wrong.built(node, module, types=None if gives is None else list(kinds.values()))
+
+
+def _is_predictor(module: dspy.Module, inputs: Iterable[str], outputs: Iterable[str] | None) -> bool:
+    """Return whether a module has one predictor, of whose signature these are inputs and outputs."""
+    signatures = [predictor.signature for _, predictor in predictors_in(module)]
+    if len(signatures) != 1 or not outputs:
+        return False
+    return {*inputs} <= {*signatures[0].input_fields} and {*outputs} <= {*signatures[0].output_fields}
 
 
 def plan_writes(found: ModuleIO, options: NodeOptions, kind: str, wrong: Flaws) -> FieldNames | None:

@@ -500,6 +500,16 @@ class Node:
         """The fields of the state that its outputs are meant for, which may be written later; None for any."""
         return None if self.writes is None else frozenset(self.writes.values())
 
+    @property
+    def sources(self) -> Mapping[str, str]:
+        """The fields that it is given as they are, by its own names: without views and templates."""
+        return {} if self.inner is None else self.inner.sources
+
+    @property
+    def predicted(self) -> Mapping[str, str] | None:
+        """The fields of its outputs by name, if it is one predictor that is given fields as they are; else None."""
+        return None if self.inner is None else self.inner.predicted
+
     def told(self, state: ImmutableState) -> Mapping[str, Any]:
         """Attributes of a prediction besides the outputs, of a run whose last turn was one of the node."""
         del state

@@ -30,11 +30,12 @@ class Checked(NamedTuple):
 
 
 class Mapped(NamedTuple):
-    """The fields of a map: that of its results, that of its failures, if it has one, and that of its items."""
+    """The fields of a map: of results, of failures, if it has one, and of items; and `item`, as its node reads one."""
 
     into: str
     failures: str | None
     over: str
+    item: str = ""
 
 
 @dataclass(frozen=True, eq=False)
@@ -51,6 +52,8 @@ class DrawnGraph:
         text: the graph in words, as `program.graph.explain()` said.
         checks: its checks by name.
         maps: its maps by name.
+        reads: the fields of inputs that are fields, by node: of predictors, and of the graphs inside of it.
+        gives: the fields of outputs, by node, of nodes with one predictor.
         lists: the fields of which an update may be one item of a list.
         failures: by node, the fields that may get its failures.
         inner: the graphs inside of it, by node, or by the name under which a node calls one.
@@ -65,6 +68,8 @@ class DrawnGraph:
     text: str = ""
     checks: Mapping[str, Checked] = field(default_factory=dict)
     maps: Mapping[str, Mapped] = field(default_factory=dict)
+    reads: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
+    gives: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
     lists: tuple[str, ...] = ()
     failures: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     inner: Mapping[str, DrawnGraph] = field(default_factory=dict)

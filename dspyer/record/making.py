@@ -19,7 +19,7 @@ from dspyer.log.execution_records import usage_alone
 from dspyer.log.rows import UnreadablePatch
 from dspyer.patch import DELETE, Members, Replace, SealedPatch, Tail
 from dspyer.record.drawn import DrawnGraph, Mapped
-from dspyer.record_codec import changed
+from dspyer.record_codec import changed, size_text
 from dspyer.redaction import Redactor
 from dspyer.reducers import Updates
 from dspyer.scheduler.lineage import LogEntry, sent_to
@@ -42,6 +42,9 @@ class Wrote(NamedTuple):
 
     value: Any
     by: str | None = None
+
+    def __repr__(self) -> str:
+        return f"Wrote({size_text(self.value)}, by={self.by!r})"
 
 
 class StepQuestion(NamedTuple):
@@ -119,6 +122,10 @@ class RecordStep:
     posts: tuple[Posted, ...] = ()
     commit: Commit | None = None
     _state: ImmutableState | None = field(default=None, repr=False, compare=False)
+
+    def __repr__(self) -> str:
+        wrote = ", ".join([f"{name}: {size_text(one.value)}" for name, one in self.wrote.items()])
+        return f"RecordStep({self.id!r}, {self.node!r}, {self.kind!r}, {self.status!r}, wrote={{{wrote}}})"
 
     @property
     def forks(self) -> tuple[BranchPath, ...]:
@@ -583,7 +590,7 @@ class _Maker:
         """The step of a commit of a graph inside of a node, which has no states: what it wrote is its patch."""
         scope = local[: len(local) - len(commit.id)]
         behind = [self._raw[scope + parent] for parent in commit.parents if scope + parent in self._raw]
-        wrote = {name: Wrote(_value_of(update)) for name, update in commit.patch.items()}
+        wrote = {name: Wrote(value_of_update(update)) for name, update in commit.patch.items()}
         self._commit(local, commit, behind, wrote, scope=scope)
 
     def _sent(self, local: str, parents: tuple[int, ...], branch: BranchPath) -> None:
@@ -824,14 +831,14 @@ def _entries(update: Any) -> list[Any]:
     return list(value) if isinstance(value, Sequence) and not isinstance(value, str) else []
 
 
-def _value_of(update: Any) -> Any:
+def value_of_update(update: Any) -> Any:
     """The writes of an update, as a value: of several for a field with a reducer all of them, in order."""
     if isinstance(update, Updates):
-        return freeze([_value_of(part) for part in update.updates])
+        return freeze([value_of_update(part) for part in update.updates])
     if isinstance(update, Replace):
         return update.frozen
     if isinstance(update, Tail | Members):  # what a join made of a list, or of a set
         return freeze(update.items if isinstance(update, Tail) else update.got)
     if type(update) in (dict, SealedPatch):
-        return freeze({key: _value_of(part) for key, part in update.items() if part is not DELETE})
+        return freeze({key: value_of_update(part) for key, part in update.items() if part is not DELETE})
     return update if update is DELETE else freeze(update)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from dspyer.errors import StoreError
 from dspyer.events import Answer, Commit, LMCall
@@ -17,12 +17,16 @@ from dspyer.policies import Pattern
 from dspyer.record.compare import Comparison
 from dspyer.record.drawn import DrawnGraph
 from dspyer.record.making import RecordStep, RunEnding, RunSteps, Wrote, covered, span_of
+from dspyer.record.step_examples import examples_of
 from dspyer.record.turns import sent_messages
 from dspyer.record.written import RecordWriter
-from dspyer.redaction import Redaction
+from dspyer.redaction import HIDDEN, Redaction
 from dspyer.state import ImmutableState
 from dspyer.values.freezing import find_opaque
 from dspyer.values.frozen import thaw
+
+if TYPE_CHECKING:
+    import dspy
 
 KEPT = 64
 """Steps of which all fields are kept: a reader goes on to the next one."""
@@ -116,6 +120,9 @@ class Record:
             steps.fields,
         )
 
+    def __repr__(self) -> str:
+        return f"<record of run {self.id!r}: {self.status}, {len(self.steps)} steps>"
+
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Record) and self.to_dict() == other.to_dict()
 
@@ -170,6 +177,34 @@ class Record:
             [('START', ('n',)), ('add', ('n',))]
         """
         return Comparison.of(self, other)
+
+    def examples(self, node: str) -> list[dspy.Example]:
+        """The examples of a node with one predictor: of each done step what its predictor got, and what it gave.
+
+        Values are as the state holds them. A step is left out if a value of it is redacted, of a class that this
+        process does not know, or not stored, as is what a graph inside of a node has begun with: a warning in the log
+        says how many are.
+
+        Args:
+            node: the node; of a graph inside of a node with the path to it, as `"lead/check"`. Of a map, each item is
+                an example.
+
+        Raises:
+            LookupError: if the graph has no such node with one predictor; it lists those that it has.
+
+        Example:
+            >>> import dspy
+            >>> from dspyer import END, START, Graph
+            >>> from dspyer.testing import ScriptedLM
+            >>> program = Graph().add_node("judge", dspy.Predict("text -> label")
+            ...     ).add_path(START, "judge", END).compile()
+            >>> with ScriptedLM([{"label": "spam"}]):
+            ...     run = program.run({"text": "Win!"})
+            >>> [(dict(one.inputs()), dict(one.labels()))
+            ...     for one in run.record().examples("judge")]
+            [({'text': 'Win!'}, {'label': 'spam'})]
+        """
+        return examples_of([self], node).as_dspy(node)
 
     def has(self, id: str) -> bool:  # noqa: A002 - the name of the attribute
         """Return whether there is a step with an id."""
@@ -245,10 +280,12 @@ class Record:
         """
         if self.hidden == "function" or find_opaque(value) is not None:
             return False
+        if not self.hidden:
+            return True
         patterns = [Pattern.of(tuple(one) if isinstance(one, list) else one) for one in self.hidden or ()]
         gone, plain = object(), thaw(value)
         redaction = Redaction(lambda path, part: gone if any(one.matches(path) for one in patterns) else part)
-        return redaction.value((field,), plain) is plain
+        return redaction.value((field,), plain) is plain and HIDDEN not in str(plain)
 
     def calls(self, id: str) -> tuple[LMCall, ...]:  # noqa: A002
         """The LM calls of a step and of those inside of it, in the order in which they began."""

@@ -675,7 +675,7 @@ class Run:
         return {"trajectory": self.trajectory, **({} if node is None else node.told(self.state))}
 
     def report(self) -> str:
-        """The run as text for a terminal: commits in canonical order, branches side by side, conflicts, errors.
+        """The run as text for a terminal: its steps as a tree, with what they wrote, conflicts, questions, errors.
 
         Returns:
             A text of at most 100 columns.
@@ -779,24 +779,6 @@ class Run:
             ('run.html', '<!doctype html>')
         """
         return display.write_page(self.record(), path)
-
-    @property
-    def shown(self) -> tuple[Commit, ...]:
-        """The commits as reports and pictures show them: with the redaction of `compile(redact=...)`.
-
-        Without `redact=` these are `commits` themselves. With it, each commit has a redacted patch: a hidden value is
-        `"[redacted]"`, or what the function `redact` has returned for it. Ids, order and all else are those of
-        `commits`, which keep the values, as `state` does.
-
-        Example:
-            >>> from dspyer import END, START, Graph
-            >>> graph = Graph().add_node("login", lambda token: {
-            ...     "user": "ann"}).add_path(START, "login", END)
-            >>> run = graph.compile(redact="token").run({"token": "s3cret"})
-            >>> dict(run.shown[0].patch), dict(run.commits[0].patch)
-            ({'token': '[redacted]'}, {'token': 's3cret'})
-        """
-        return self.commits if self._redactor is None else tuple(map(self._redactor.commit, self.commits))
 
     def _repr_html_(self) -> str:
         return f"<pre>{escape(self.report())}</pre>"

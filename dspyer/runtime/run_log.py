@@ -14,9 +14,9 @@ from dspyer.errors import ConcurrentRunError, LMCallError
 from dspyer.events import BranchPath, Commit, Event, LMCall
 from dspyer.failure import Failure
 from dspyer.ids import RunIds, path_of_id, prefix_at, whole_execution
-from dspyer.lm.tap import usage_so_far
+from dspyer.lm.tap import calls_so_far, usage_so_far
 from dspyer.lm.tracing import Steps
-from dspyer.log.execution_records import MISSING, ExecutionRecords, KeptRun, LMCallLog, StoredCalls
+from dspyer.log.execution_records import MISSING, ExecutionRecords, KeptRun, LMCallLog, StoredCalls, usage_by_node
 from dspyer.log.journal import Journal
 from dspyer.log.reader import HistoryReader, RecoveredState, SnapshotState, rows_of_part
 from dspyer.log.rows import (
@@ -36,6 +36,7 @@ from dspyer.log.rows import (
 from dspyer.nodes.node import Node
 from dspyer.redaction import Redaction
 from dspyer.runtime.request import Inside, RunStart
+from dspyer.scheduler.lineage import node_times
 from dspyer.scheduler.schedule import RunState
 from dspyer.schema.schema import Schema
 from dspyer.stores.base import Point, Row
@@ -162,7 +163,10 @@ class RunLog:
         usage = sum_usage((records.used_before, usage_so_far()))
         attempts = [attempt for failed in run.failures for attempt in failed.all_attempts]
         expires = records.first_expiry() if status == "interrupted" else None
-        end = end_row(status, digest, failures, usage, len(run.log), records.totals_before, attempts, expires)
+        made = usage_by_node(calls_so_far(), (entry.commit for entry in run.log))
+        nodes = sum_usage((records.nodes_before, made))
+        steps, before = len(run.log), records.totals_before
+        end = end_row(status, digest, failures, usage, steps, before, attempts, expires, node_times(run.log), nodes)
         return [*rows, end]
 
     def snapshot_state(self, run: RunState, rows: Sequence[DraftRow]) -> SnapshotState | None:

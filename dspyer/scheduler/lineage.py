@@ -56,6 +56,12 @@ class LogEntry(NamedTuple):
         return rest[0] if self.sends and rest else None
 
 
+def node_times(log: Iterable[LogEntry]) -> list[tuple[str, float]]:
+    """The node of each commit that a node has made, and how many seconds it took."""
+    made = [one.commit for one in log if len(one.parents) == 1 and not one.commit.is_manual()]
+    return [(commit.node, commit.duration) for commit in made]
+
+
 NOTHING_SENT: FrozenDict[str, Any] = FrozenDict()
 
 

@@ -37,6 +37,7 @@ from dspyer.runtime.drivers import arun_program, resources_of_call, run_program,
 from dspyer.runtime.request import Request, new_request
 from dspyer.runtime.run import Run
 from dspyer.runtime.streams import AsyncEvents, Events
+from dspyer.scheduler.lineage import node_times
 from dspyer.stores.base import Change, Owner, Point
 from dspyer.threads.changes import first_write_of_rerun
 from dspyer.threads.keyed_runs import KeyedRun
@@ -346,7 +347,9 @@ class Play:
                     assert records is not None
                     assert start is not None
                     steps = len(start.run.log)
-                    end = end_row("stopped", None, (), records.used_before, steps, records.totals_before)
+                    used, totals, nodes = records.used_before, records.totals_before, records.nodes_before
+                    commits = node_times(start.run.log)
+                    end = end_row("stopped", None, (), used, steps, totals, commits=commits, nodes=nodes)
                     journal.write(NewRows([end], flush=True, release=True))
             if not self._has_ended():
                 journal.release()

@@ -502,7 +502,7 @@ class StoredThread:
 
     def count_before(self, records: ExecutionRecords, run: RunRows, root: Point | None) -> None:
         """Note what a run that goes on has used so far, and what the thread had before it."""
-        records.used_before = run_usage(run.rows)
+        records.used_before, records.nodes_before = run_usage(run.rows), run_usage(run.rows, by_node=True)
         records.totals_before = totals_at(self.store, run.parents, root)
 
     # --- rows of runs
@@ -520,7 +520,13 @@ class StoredThread:
         `root` is the row at which a pruned history begins, `expires` when the first of its questions expires.
         """
         before, steps = totals_at(self.store, run.parents, root), sum(1 for _ in run.own_commits()) + more
-        return end_row(status, None, (), run_usage(run.rows), steps, before, expires=expires)
+        commits = [
+            (header.node, header.seconds[1])
+            for row, _, header in run.own_commits()
+            if row.kind == RowKind.COMMIT and header.node != START
+        ]
+        nodes = run_usage(run.rows, by_node=True)
+        return end_row(status, None, (), run_usage(run.rows), steps, before, (), expires, commits, nodes)
 
     def next_part(
         self,

@@ -1,6 +1,6 @@
 // The answer to an open question: an editor by the type of the answer, with who gives it and why. What was typed is a draft.
 
-import { useState } from "preact/hooks";
+import { useId, useState } from "preact/hooks";
 import { HOW_TO_ACT, canAct, useAction } from "./acts.jsx";
 import { post } from "./api.js";
 import { useDraft } from "./drafts.js";
@@ -220,13 +220,13 @@ function readApproval(call, draft, problems) {
   return { ok: true, args: readInput(schema, draft.args, schema, problems, "args") };
 }
 
-function Approve({ call, draft, onDraft, problems }) {
+function Approve({ id, call, draft, onDraft, problems }) {
   const schema = argsSchema(call);
   const change = (event) => onDraft({ ...draft, args: event.target.checked ? asTyped(schema, call.args, schema) : undefined });
   return (
     <>
       <Choices
-        id="answer-ok"
+        id={`${id}-ok`}
         label={`Call ${call.name}?`}
         options={[["Approve", true], ["Refuse", false]]}
         value={draft.ok}
@@ -235,8 +235,8 @@ function Approve({ call, draft, onDraft, problems }) {
       />
       {draft.ok === false && (
         <div class="line">
-          <label for="answer-reason">Reason <span class="soft">the model is shown it</span></label>
-          <textarea id="answer-reason" rows={2} value={draft.reason ?? ""} onInput={(event) => onDraft({ ...draft, reason: event.target.value })} />
+          <label for={`${id}-reason`}>Reason <span class="soft">the model is shown it</span></label>
+          <textarea id={`${id}-reason`} rows={2} value={draft.reason ?? ""} onInput={(event) => onDraft({ ...draft, reason: event.target.value })} />
         </div>
       )}
       {draft.ok && Object.keys(schema.properties).length > 0 && (
@@ -246,7 +246,7 @@ function Approve({ call, draft, onDraft, problems }) {
             <Input
               schema={schema}
               root={schema}
-              id="answer-args"
+              id={`${id}-args`}
               path="args"
               label="Arguments"
               value={draft.args}
@@ -293,6 +293,7 @@ export function AnswerForm({ record, waiting, question: asked, about, onDone }) 
   const [draft, setDraft, clear] = useDraft(draftKey(given.id), {});
   const [by, setBy] = useDraft("by", "");
   const [problems, setProblems] = useState({});
+  const id = useId(); // a conversation may have several forms
   const { busy, error, act } = useAction(async () => {
     const wrong = {};
     const root = question.answer ?? {};
@@ -316,23 +317,23 @@ export function AnswerForm({ record, waiting, question: asked, about, onDone }) 
   const put = (changes) => setDraft({ ...draft, ...changes });
   return (
     <form class="answer" onSubmit={act} noValidate>
-      {question.call && <Approve call={question.call} draft={draft} onDraft={put} problems={shown} />}
+      {question.call && <Approve id={id} call={question.call} draft={draft} onDraft={put} problems={shown} />}
       {!question.call && schema && (
-        <Input id="answer" schema={schema} root={schema} label="Answer" value={draft.value} problems={shown} onValue={(value) => put({ value })} />
+        <Input id={id} schema={schema} root={schema} label="Answer" value={draft.value} problems={shown} onValue={(value) => put({ value })} />
       )}
       {schema !== null && (
         <div class="notes">
           <div class="line">
-            <label for="answer-by">Given by</label>
-            <input id="answer-by" maxLength={500} value={by} autocomplete="off" onInput={(event) => setBy(event.target.value)} />
+            <label for={`${id}-by`}>Given by</label>
+            <input id={`${id}-by`} maxLength={500} value={by} autocomplete="off" onInput={(event) => setBy(event.target.value)} />
           </div>
           <div class="line">
-            <label for="answer-comment">Comment <span class="soft">no model sees it</span></label>
-            <input id="answer-comment" maxLength={500} value={draft.comment ?? ""} autocomplete="off" onInput={(event) => put({ comment: event.target.value })} />
+            <label for={`${id}-comment`}>Comment <span class="soft">no model sees it</span></label>
+            <input id={`${id}-comment`} maxLength={500} value={draft.comment ?? ""} autocomplete="off" onInput={(event) => put({ comment: event.target.value })} />
           </div>
         </div>
       )}
-      {schema === null && <Wrong id="answer" words={refused} />}
+      {schema === null && <Wrong id={id} words={refused} />}
       <footer>
         <button type="submit" class="btn main" disabled={busy}>{busy ? "…" : schema === null ? "Go on" : "Answer and resume"}</button>
         <span class="soft">The run goes on with it, and calls what comes next.</span>

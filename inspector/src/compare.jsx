@@ -6,12 +6,12 @@ import { Diff } from "./diff.jsx";
 import { amount, beginning, cost, count, duration, plural } from "./format.js";
 import { announce, useAnswer, useKeys, useTitle } from "./hooks.js";
 import { isBookkeeping, nameOf } from "./names.js";
-import { Boundary, Kind, Problem, Status, Tag, Time, moveFocus, useFew } from "./parts.jsx";
+import { Boundary, Kind, Problem, Status, Tag, Time, moveFocus } from "./parts.jsx";
 import { partsOf } from "./parse.js";
 import { useRecord, useValues } from "./record.js";
 import { href } from "./route.js";
 
-const MANY = 400; // lines that are shown at once
+const MANY = 200; // lines that are shown at once
 const NAMES = 8; // of equal steps, in their line
 
 const textIn = (content) => partsOf(content).map((part) => (typeof part === "string" ? part : JSON.stringify(part))).join("\n");
@@ -171,11 +171,12 @@ function idsOf(record, step, names) {
 const earlier = (record, step, names) =>
   step?.kind === "edit" ? names.map((name) => record.before(step.id).get(name)?.value).filter((id) => id != null) : [];
 
+const allIds = (record, id, { changed }) => (id == null ? [] : [...idsOf(record, record.step(id), changed), ...earlier(record, record.step(id), changed)]);
+
 function Changes({ pair, a, b }) {
   const [left, right] = [pair.a && a.step(pair.a), pair.b && b.step(pair.b)];
   const both = left && right;
-  const idsA = [...idsOf(a, left, pair.changed), ...(both || !left ? [] : earlier(a, left, pair.changed))];
-  const idsB = [...idsOf(b, right, pair.changed), ...(both || !right ? [] : earlier(b, right, pair.changed))];
+  const [idsA, idsB] = [allIds(a, pair.a, pair), allIds(b, pair.b, pair)];
   const [valuesA, valuesB] = [useValues(a, idsA), useValues(b, idsB)];
   if (idsA.some((id) => !valuesA.has(id)) || idsB.some((id) => !valuesB.has(id))) return <p class="soft" aria-busy="true">…</p>;
   const before = (name) => {
@@ -244,6 +245,21 @@ function Row({ pair, a, b, most, open, onOpen }) {
 
 const keepsBooks = (record, id) => id != null && isBookkeeping(record, record.step(id));
 
+// The first rows of a list, and more of them on request: thousands at once would stop the page.
+function Rows({ items, children }) {
+  const [most, setMost] = useState(MANY);
+  return (
+    <>
+      {items.slice(0, most).map(children)}
+      {items.length > most && (
+        <li class="pairline morerows">
+          <button type="button" class="btn small" onClick={() => setMost(most + MANY)}>Show {count(Math.min(MANY, items.length - most))} more of {count(items.length)}</button>
+        </li>
+      )}
+    </>
+  );
+}
+
 function Steps({ pairs: given, a, b }) {
   const pairs = useMemo(
     () => given.filter((pair) => (pair.a == null || a.step(pair.a)) && (pair.b == null || b.step(pair.b)) && !keepsBooks(a, pair.a) && !keepsBooks(b, pair.b)),
@@ -252,9 +268,13 @@ function Steps({ pairs: given, a, b }) {
   const lines = useMemo(() => linesOf(pairs), [pairs]);
   const list = useRef(null);
   const keyOf = (pair) => `${pair.a}\n${pair.b}`;
-  // The first changes stand open; which ones, does not change when the runs go on.
-  const [open, setOpen] = useState(() => new Set(lines.filter(({ equal }) => !equal).map(({ at }) => pairs[at[0]]).filter(({ changed }) => changed.length).slice(0, 2).map(keyOf)));
-  const [shown, more] = useFew(lines, MANY);
+  // The first changes stand open, as soon as their values are there; which ones, does not change when the runs go on.
+  const [early] = useState(() => lines.filter(({ equal }) => !equal).map(({ at }) => pairs[at[0]]).filter(({ changed }) => changed.length).slice(0, 2));
+  const [open, setOpen] = useState(() => new Set(early.map(keyOf)));
+  const [idsA, idsB] = [early.flatMap((pair) => allIds(a, pair.a, pair)), early.flatMap((pair) => allIds(b, pair.b, pair))];
+  const [valuesA, valuesB] = [useValues(a, idsA), useValues(b, idsB)];
+  const begun = useRef(false);
+  begun.current ||= idsA.every((id) => valuesA.has(id)) && idsB.every((id) => valuesB.has(id));
   const most = useMemo(() => Math.max(1e-9, ...pairs.flatMap(({ a: x, b: y }) => [workOf(x && a.step(x)) ?? 0, workOf(y && b.step(y)) ?? 0]).slice(0, 50_000)), [pairs, a, b]);
   const toggle = (key) => {
     const now = new Set(open);
@@ -269,15 +289,16 @@ function Steps({ pairs: given, a, b }) {
     return true;
   };
   useKeys({ j: move, k: move, ArrowDown: move, ArrowUp: move, Home: move, End: move, ArrowRight: fold(true), ArrowLeft: fold(false) });
-  const rows = shown.filter(({ equal }) => !equal).map(({ at }) => keyOf(pairs[at[0]]));
+  const rows = lines.slice(0, MANY).filter(({ equal }) => !equal).map(({ at }) => keyOf(pairs[at[0]]));
   const all = rows.length > 0 && rows.every((key) => open.has(key));
   const row = (pair) => (
     <Row key={keyOf(pair)} {...{ pair, a, b, most }} open={open.has(keyOf(pair))} onOpen={() => toggle(keyOf(pair))} />
   );
+  if (!begun.current) return null;
   return (
     <>
       <div class="legend">
-        <h3>Steps</h3>
+        <h2>Steps</h2>
         <span class="soft"><i class="key-a" /> A <i class="key-b" /> B</span>
         <del>only in A</del> <ins>only in B</ins>
         <span class="room" />
@@ -286,7 +307,7 @@ function Steps({ pairs: given, a, b }) {
         </button>
       </div>
       <ol class="table pairs" ref={list} aria-label="Steps in pairs">
-        {shown.map(({ at, equal }) => {
+        <Rows items={lines}>{({ at, equal }) => {
           if (!equal) return row(pairs[at[0]]);
           const key = `equal ${keyOf(pairs[at[0]])}`;
           const names = namesOf(at.map((i) => pairs[i]));
@@ -298,11 +319,10 @@ function Steps({ pairs: given, a, b }) {
                   <span class="one">{plural(names.length, "equal step")}: {names.slice(0, NAMES).map(({ b: id }) => nameOf(b.step(id))).join(", ")}{names.length > NAMES && ", …"}</span>
                 </button>
               </li>
-              {open.has(key) && at.map((i) => row(pairs[i]))}
+              {open.has(key) && <Rows items={at}>{(i) => row(pairs[i])}</Rows>}
             </>
           );
-        })}
-        {more && <li class="pairline">{more}</li>}
+        }}</Rows>
       </ol>
     </>
   );
@@ -316,7 +336,7 @@ function ChooseOther({ params, record }) {
   const { data, error } = useAnswer(record ? "runs" : null, { graph, limit: 50 });
   const others = (data?.items ?? []).filter(({ thread, run_id: run }) => thread !== params.thread || (params.run && run !== params.run && run !== record.run.run_id));
   return (
-    <section class="nothing">
+    <section class="nothing" hidden={!data && !error}>
       <h2>Compare {params.thread} with…</h2>
       {error && <Problem error={error} />}
       {data && !others.length && <p>There is no other run of the graph {graph}. Copy this one with an edited state, from a step of it.</p>}
@@ -349,13 +369,14 @@ export function ComparePage({ params }) {
   const first = useRecord({ thread, run });
   const second = useRecord({ thread: otherThread ?? thread, run: otherThread ? otherRun : run });
   const [a, b] = [first.record, otherThread ? second.record : null];
-  const path = otherThread ? "compare" : null;
+  const path = a?.complete && b?.complete ? "compare" : null; // once, and again when one of them goes on
   const { data, error, busy } = useAnswer(path, { thread, run, other_thread: otherThread, other_run: otherRun }, `${a?.position} ${b?.position}`);
   useEffect(() => {
     if (data) announce(`${plural(data.pairs.filter((pair) => !isEqual(pair)).length, "step differs", "steps differ")}`);
   }, [data]);
   const problem = error ?? first.error ?? (otherThread ? second.error : null);
-  const [runA, runB] = [a?.run ?? data?.a, b?.run ?? data?.b];
+  const ready = data && path;
+  const [runA, runB] = [a?.run, b?.run];
   return (
     <>
       <Bar trail={[<h1>Compare</h1>]}>
@@ -366,14 +387,15 @@ export function ComparePage({ params }) {
         <div class="sheet compare">
           {problem && <Problem error={problem} old={Boolean(data)} />}
           {!otherThread && <ChooseOther params={params} record={a} />}
-          {otherThread && (
+          {otherThread && !ready && !problem && <p class="reads">Reading both runs…</p>}
+          {ready && otherThread && (
             <>
               <div class="two">
                 <RunCard letter="A" run={runA} other={runB} at={nodeOf(runA?.origin, b, a)} />
                 <RunCard letter="B" run={runB} other={runA} at={nodeOf(runB?.origin, a, b)} />
               </div>
-              <div class="kpis card">{data && figuresOf(data.figures).map(([name, show, x, y]) => <Figure key={name} {...{ name, show }} a={x} b={y} />)}</div>
-              {data && a?.complete && b?.complete && <Steps key={`${thread} ${run} ${otherThread} ${otherRun}`} pairs={data.pairs} a={a} b={b} />}
+              <div class="kpis card">{figuresOf(data.figures).map(([name, show, x, y]) => <Figure key={name} {...{ name, show }} a={x} b={y} />)}</div>
+              <Steps key={`${thread} ${run} ${otherThread} ${otherRun}`} pairs={data.pairs} a={a} b={b} />
             </>
           )}
         </div>

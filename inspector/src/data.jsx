@@ -121,7 +121,7 @@ function Example({ example, index, chosen, onChoose, texts, onTexts, open, onOpe
       {open && (
         <div class="examplebody">
           <section aria-label="Inputs">
-            <h3>Inputs</h3>
+            <h2>Inputs</h2>
             <dl class="card">
               {Object.entries(example.inputs).map(([name, value]) => (
                 <div class="field" key={name}><dt>{name}</dt><dd><Value of={value} /></dd></div>
@@ -129,7 +129,7 @@ function Example({ example, index, chosen, onChoose, texts, onTexts, open, onOpe
             </dl>
           </section>
           <section aria-label="Outputs">
-            <h3>Outputs <span class="soft">what an optimizer shall learn: correct them here</span></h3>
+            <h2>Outputs <span class="soft">what an optimizer shall learn: correct them here</span></h2>
             <Editor id={index} outputs={example.outputs} texts={texts ?? {}} problems={problems} onTexts={onTexts} />
           </section>
           <p class="soft">From the step <a href={href("run", { thread: threadOf(example), run: example.run, step: example.step })}>{example.step}</a></p>
@@ -153,14 +153,44 @@ function download(name, text) {
 const line = ({ inputs, run, step }, { outputs, corrected: isCorrected }) =>
   JSON.stringify({ inputs, outputs, run, step, corrected: isCorrected });
 
-function Choose({ nodes }) {
+const PREDICTS = new Set(["module", "map"]); // kinds of nodes that may have one predictor
+const GRAPHS = 6;
+
+// The nodes that may have examples, by path, as the newest run of each graph has them.
+function useNodes(graphs) {
+  const [nodes, setNodes] = useState(null);
+  const key = (graphs ?? []).slice(0, GRAPHS).map(({ name }) => name);
+  useEffect(() => {
+    const stop = new AbortController();
+    const read = async (graph) => {
+      const { items: [last] } = await get("runs", { graph, limit: 1 }, stop.signal);
+      if (!last) return [];
+      const { graphs: found } = await get("record", { thread: last.thread, run: last.run_id }, stop.signal);
+      return Object.entries(found).flatMap(([path, { nodes: all }]) =>
+        all.filter(({ kind }) => PREDICTS.has(kind)).map(({ name }) => ({ graph, name: path ? `${path}/${name}` : name })));
+    };
+    if (graphs) Promise.all(key.map((graph) => read(graph).catch(() => []))).then((all) => stop.signal.aborted || setNodes(all.flat()));
+    return () => stop.abort();
+  }, [key.join("\n")]);
+  return nodes;
+}
+
+function Choose({ graphs }) {
+  const nodes = useNodes(graphs);
+  const names = [...new Set(nodes?.map(({ graph }) => graph))];
   return (
     <div class="nothing">
       <h2>Choose a node</h2>
-      <p>Examples are made of the steps of a node with one predictor: what went in, and what came out. Correct them and export them to train with.</p>
-      <ul class="nodes">
-        {nodes.map(({ name, runs }) => <li key={name}><a class="btn" href={href("data", { node: name })}>{name} <span class="soft">{count(runs)}</span></a></li>)}
-      </ul>
+      <p>Examples are made of the steps of a node with one predictor: what went in, and what came out. Correct them, and export them to train with.</p>
+      {nodes && !nodes.length && <p>The runs of this store have no such node.</p>}
+      {names.map((graph) => (
+        <section key={graph} aria-label={graph}>
+          <h3>{graph}</h3>
+          <ul class="nodes">
+            {nodes.filter((one) => one.graph === graph).map(({ name }) => <li key={name}><a class="btn" href={href("data", { node: name, graph })}>{name}</a></li>)}
+          </ul>
+        </section>
+      ))}
     </div>
   );
 }
@@ -176,8 +206,10 @@ export function DataPage({ params }) {
   // From a step of a run: it is chosen, and stands open.
   const given = params.step && items.some(({ step }) => step === params.step);
   useEffect(() => {
+    if (params.step && !draft.chosen.includes(params.step)) setDraft({ ...draft, chosen: [...draft.chosen, params.step] });
+  }, [params.step]);
+  useEffect(() => {
     if (!given) return;
-    if (!draft.chosen.includes(params.step)) setDraft({ ...draft, chosen: [...draft.chosen, params.step] });
     document.getElementById(`example-${items.findIndex(({ step }) => step === params.step)}`)?.scrollIntoView({ block: "nearest" });
   }, [given, params.step]);
   const chosen = items.filter(({ step }) => draft.chosen.includes(step));
@@ -198,10 +230,10 @@ export function DataPage({ params }) {
   return (
     <main id="main" class="lists" tabIndex={-1}>
       <div class="sheet">
-        <div class="datahead">
+        <div class={items.length ? "datahead" : "datahead unread"}>
           <h1>Data set{node && <> of <code>{node}</code></>}</h1>
           <span class="room" />
-          {node && items.length > 0 && (
+          {node && (
             <>
               <span class="soft num">
                 {chosen.length ? `${count(chosen.length)} of ${count(items.length)} chosen` : plural(items.length, "example")}
@@ -218,8 +250,8 @@ export function DataPage({ params }) {
         {params.thread && <p class="soft">Of the thread <b>{params.thread}</b>. <a href={href("data", { ...params, thread: undefined, run: undefined, step: undefined })}>Of all threads</a></p>}
         {error && <Problem error={error} />}
         {wrong > 0 && <p class="bad" role="alert">Mend {plural(wrong, "example")} before the export: a correction is no JSON.</p>}
-        {leftOut > 0 && <p class="note wait">{plural(leftOut, "example")} left out, since they hold what the program hides.</p>}
-        {!node && <Choose nodes={overview?.nodes ?? []} />}
+        {leftOut > 0 && <p class="note wait">{plural(leftOut, "example")} left out, of which a value is hidden, of an unknown class, or not stored.</p>}
+        {!node && <Choose graphs={overview?.graphs} />}
         {node && !busy && !error && !items.length && (
           <div class="nothing"><h2>No examples</h2><p>No step of {node} in these runs is done. <a href={href("data", { node })}>Look at all runs</a></p></div>
         )}

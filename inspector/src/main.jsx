@@ -40,6 +40,7 @@ const KEYS = [
   ["Enter", "open the entry; in a run: to what stands beside the steps"],
   ["[ ]", "the tab before and after"],
   ["/", "search or filter"],
+  ["x, then c", "in the list of runs: choose two, and compare them"],
   ["Escape", "back to the list; leave a field; close a dialog"],
   ["Home, End", "first and last entry"],
   ["?", "this list"],
@@ -47,7 +48,7 @@ const KEYS = [
 
 const Help = ({ onClose }) => (
   <Dialog title="Keys" onClose={onClose}>
-    <dl class="keys">
+    <dl class="keylist">
       {KEYS.map(([key, words]) => (
         <div key={key}>
           <dt><kbd>{key}</kbd></dt>
@@ -117,7 +118,7 @@ function App() {
   } else if (!about) {
     view = (
       <>
-        <Bar trail={page === "run" || embedded ? [""] : undefined} />
+        <Bar trail={page === "run" || page === "compare" || embedded ? [] : undefined} deep={page === "run" || Boolean(embedded)} />
         <main id="main" aria-busy="true" />
       </>
     );

@@ -149,7 +149,7 @@ export function Overview({ found: { data: found, error, busy }, params }) {
   const cause = ({ graph, node, type, message }) => to({ status: "failed", graph, node, contains: searched(message) || type });
   const links = { graphs: (graph) => to({ graph }), nodes: (node) => to({ node }), models: (model) => to({ model }) };
   return (
-    <section class="overview" aria-label="Overview" aria-busy={busy}>
+    <section class={found ? "overview" : "overview unread"} aria-label="Overview" aria-busy={busy}>
       <Charts data={data} at={at != null && at < data.buckets.length ? at : null} onAt={setAt} onPick={pick} />
       <div class="table sums">
         <div class="sumhead">

@@ -63,6 +63,12 @@ function Entry({ item, selected }) {
   );
 }
 
+// A text of which `questions` gives the beginning alone: its run has the rest.
+function LongText({ thread, run, of }) {
+  const { record } = useRecord({ thread, run });
+  return record ? <Text record={record} of={of} /> : <span class="text">{of.text}…</span>;
+}
+
 function Call({ call }) {
   const args = Object.entries(call.args ?? {});
   return (
@@ -133,7 +139,7 @@ function Asked({ item, about, onDone, mine, narrow }) {
         <span>waits since <Time time={since} /></span>
         <code>{question.key}</code>
       </p>
-      {!question.call && beginning(question.text) && <div class="card quote"><Text record={{ run: { thread, id: run } }} of={question.text} /></div>}
+      {!question.call && beginning(question.text) && <div class="card quote">{typeof question.text === "string" ? <Text of={question.text} /> : <LongText {...{ thread, run }} of={question.text} />}</div>}
       {question.call && <Call call={question.call} />}
       {gone ? <Answered {...{ thread, run, mine }} id={question.id} /> : <AnswerForm waiting={item} about={about} onDone={onDone} />}
     </article>

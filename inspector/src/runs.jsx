@@ -2,7 +2,7 @@
 
 import { useEffect, useRef, useState } from "preact/hooks";
 import { get } from "./api.js";
-import { cost, count, duration, plural, when } from "./format.js";
+import { cost, count, duration, failureText, firstLine, plural, when } from "./format.js";
 import { announce, useKeys, useTitle } from "./hooks.js";
 import { Overview } from "./overview.jsx";
 import { Problem, Status, moveFocus } from "./parts.jsx";
@@ -176,11 +176,9 @@ const took = (info) => (info.ended == null ? null : (new Date(info.ended) - new 
 
 const sum = (usage, name) => Object.values(usage ?? {}).reduce((all, one) => all + (one[name] ?? 0), 0);
 
-const textOf = (text) => (typeof text === "object" && text !== null ? text.text : String(text ?? "")).split("\n", 1)[0].slice(0, 300);
-
 function words({ failure, questions = [], run_id: id }) {
-  if (failure) return `${failure.node ? `${failure.node}: ` : ""}${failure.type}${failure.message ? `: ${textOf(failure.message)}` : ""}`;
-  if (questions.length) return `${questions[0].node} asks: ${textOf(questions[0].text)}`;
+  if (failure) return `${failure.node ? `${failure.node}: ` : ""}${failureText(failure)}`;
+  if (questions.length) return `${questions[0].node} asks: ${firstLine(questions[0].text)}`;
   return `run ${id.slice(0, 8)}`;
 }
 
@@ -269,6 +267,7 @@ export function RunsPage({ params }) {
         <h1 class="hidden">Runs</h1>
         <Overview found={overview} params={params} />
         <Filters page="runs" params={params} names={overview.data ?? {}} />
+        {params.thread && <p class="soft">Of the thread <b>{params.thread}</b>. <a href={href("runs", { ...params, thread: undefined })}>Of all threads</a></p>}
         {error && <Problem error={error} />}
         <section class="table runtable" aria-label="Runs" aria-busy={busy}>
           <div class="listhead" aria-hidden="true">

@@ -5,24 +5,29 @@ const kept = new WeakMap();
 // Steps that a copy or a rerun shares with its origin are not part of its own time.
 export const isOwn = (record, step) => !record.run.origin || step.id.startsWith(`${record.run.id}/`);
 
-// {from, till, folds: [{from, till, asked}], work, waited}, in seconds since the epoch.
+const AROUND = new Set(["agent", "graph", "map", "search", "item", "trial"]); // their time is that of the steps inside of them
+
+// {from, till, folds: [{from, till, asked, open}], work, waited}, in seconds since the epoch; what is open still waits.
 export function times(record, now = 0) {
   const old = kept.get(record);
   if (old && (old.now === now || !old.running)) return old;
-  const busy = [];
-  const asked = [];
-  let running = false;
+  const [busy, asked] = [[], []];
+  let [running, from, till] = [false, Infinity, -Infinity];
   for (const step of record.steps) {
     if (!isOwn(record, step)) continue;
     if (step.asked?.at != null) asked.push([step.asked.at, step.asked.answer?.at ?? Infinity]);
-    if (step.status === "running" && !record.inside(step.id).length) {
-      running = true;
-      busy.push([step.started ?? now, Math.max(now, step.started ?? now)]);
-    } else if (step.started != null && !record.inside(step.id).length && step.status !== "waiting") {
-      busy.push([step.started, step.started + (step.seconds ?? 0)]);
-    }
+    if (step.started == null || step.status === "waiting") continue;
+    const runs = step.status === "running";
+    const end = runs ? Math.max(now, step.started) : step.started + (step.seconds ?? 0);
+    running ||= runs;
+    from = Math.min(from, step.started);
+    till = Math.max(till, end);
+    const inner = record.inside(step.id).some((one) => one.started != null);
+    if (!inner || !(AROUND.has(step.kind) || step.waited > 0)) busy.push([step.started, end]);
   }
-  const found = { now, running, ...gaps(busy.sort((a, b) => a[0] - b[0]), asked) };
+  const found = { now, running, from, till, folds: gaps(busy.sort((a, b) => a[0] - b[0]), asked) };
+  if (!running && asked.some(([, answered]) => answered === Infinity)) found.folds.push({ from: till, till, asked: true, open: true });
+  if (!Number.isFinite(from)) Object.assign(found, { from: 0, till: 0 });
   found.work = found.till - found.from - found.folds.reduce((all, fold) => all + fold.till - fold.from, 0);
   found.waited = found.folds.reduce((all, fold) => all + (fold.asked ? fold.till - fold.from : 0), 0);
   kept.set(record, found);
@@ -30,7 +35,7 @@ export function times(record, now = 0) {
 }
 
 function gaps(busy, asked) {
-  if (!busy.length) return { from: 0, till: 0, folds: [] };
+  if (!busy.length) return [];
   const idle = [];
   let till = busy[0][0];
   let active = 0;
@@ -45,7 +50,7 @@ function gaps(busy, asked) {
     const waits = asked.some(([begun, answered]) => begun < to && answered > from);
     if (to - from > (waits ? Math.max(0.2, active / 50) : long)) folds.push({ from, till: to, asked: waits });
   }
-  return { from: busy[0][0], till, folds };
+  return folds;
 }
 
 // The part of a span in which somebody worked.
@@ -82,13 +87,12 @@ export function scale(all, width, view = null) {
   };
   x.back = (pixel) => {
     let left = pixel;
-    for (const mark of shown) {
-      const at = x(mark.from);
+    for (const { x: at } of x.folds) {
       if (pixel > at) left -= Math.min(fold, pixel - at);
     }
     return a + (left / free) * (b - a);
   };
-  x.folds = shown.map((mark) => ({ ...mark, x: x(mark.from), width: fold }));
+  x.folds = shown.map((mark, i) => ({ ...mark, x: place(mark.at, i), width: fold }));
   x.view = [a, b];
   x.at = (work) => place(work, shown.filter((mark) => mark.at < work).length);
   return x;

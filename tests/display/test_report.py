@@ -12,7 +12,7 @@ from xml.etree import ElementTree
 import dspy
 from pydantic import BaseModel
 
-from dspyer import DELETE, END, START, Budget, Failure, Graph, Replace, Run, Send, Updates, reducers
+from dspyer import DELETE, END, START, Budget, Context, Failure, Graph, Replace, Run, Send, Updates, agents, reducers
 from dspyer.testing import ScriptedLM
 from tests.rows import each
 
@@ -111,24 +111,22 @@ def test_the_report_of_a_resolved_conflict() -> None:
         "Run completed in T: graph 'research', 7 commits, 5 node calls, 1 conflict\n"
         "\n"
         "● v0 START → search  (step 0, T)\n"
-        "│   question: 'why?'\n"
+        "    question: 'why?'\n"
         "● v1 search → answer, audit  (step 1, T)\n"
-        "│   tags: ['a']\n"
-        "│   n: 1\n"
-        "├─╮\n"
-        "● │ v2 answer → judge  (step 2, branch 0, T)\n"
-        "│ │   tags: ['a', 'x']\n"
-        "│ │   answer: 'because'\n"
-        "│ ● v3 audit → more  (step 2, branch 1, T)\n"
-        "│ │   tags: ['b']\n"
-        "│ ● v4 more → judge  (step 3, branch 1, T)\n"
-        "│ │   risk: replaced by {'level': 'low'}\n"
-        "├─╯\n"
+        "    tags: ['a']\n"
+        "    n: 1\n"
+        "  ● v2 answer → judge  (step 2, branch 0, T)\n"
+        "      tags: ['a', 'x']\n"
+        "      answer: 'because'\n"
+        "  ● v3 audit → more  (step 2, branch 1, T)\n"
+        "      tags: ['b']\n"
+        "  ● v4 more → judge  (step 3, branch 1, T)\n"
+        "      risk: replaced by {'level': 'low'}\n"
         "● v5 join:judge  (step 4)\n"
-        "│   joins v2 answer, v4 more\n"
-        "│   ! conflict at tags: audit won by policy 'last_write_wins'\n"
-        "│     answer wrote ['a', 'x']\n"
-        "│     audit wrote ['b']\n"
+        "    joins v2 answer, v4 more\n"
+        "    ! conflict at tags: audit won by policy 'last_write_wins'\n"
+        "      answer wrote ['a', 'x']\n"
+        "      audit wrote ['b']\n"
         "● v6 judge → END  (step 5, T)\n"
         "    done: 1.0"
     )
@@ -142,21 +140,19 @@ def test_the_report_of_an_unresolved_conflict() -> None:
     text = shown(research())
     assert text.startswith("Run failed after T: graph 'research', 5 commits, 4 node calls\n")
     assert (
-        "├─╯\n"
-        "✗ join:judge failed  (step 4, branch 0)\n"
-        "    joins 0:0 answer, 1:1 more\n"
-        "    MergeConflictError: Conflict detected at key 'tags'"
+        "  ✗ join:judge failed  (step 4, branch 0)\n"
+        "      joins 0:0 answer, 1:1 more\n"
+        "      MergeConflictError: Conflict detected at key 'tags'"
     ) in text
 
 
 def test_the_report_of_a_failed_node_and_one_that_was_not_started() -> None:
     text = shown(research(fail="answer"))
     assert (
-        "├─╮\n"
-        "│ ● 1:0 audit → more  (step 2, branch 1, T)\n"
-        "│ │   tags: ['b']\n"
-        "✗ │ answer failed  (step 2, branch 0)\n"
-        "  │   ValueError: no such thing, [31mreally\n"
+        "  ● 1:0 audit → more  (step 2, branch 1, T)\n"
+        "      tags: ['b']\n"
+        "  ✗ answer failed  (step 2, branch 0)\n"
+        "      ValueError: no such thing, [31mreally\n"
         "  ○ more was not started  (step 3, branch 1)\n"
         "\n"
         "ValueError: no such thing, [31mreally\n"
@@ -171,7 +167,7 @@ def test_a_branch_that_was_not_started_is_named_by_its_own_target() -> None:
 
     graph = Graph(Found).add_node("a", fail).add_node("b", partial(wrote, "b")).add_edge(START, ["a", "b"])
     text = graph.add_edge(["a", "b"], END).compile(max_concurrency=1).run({}).report()
-    assert "✗ │ a failed  (step 1, branch 0)\n" in text
+    assert "  ✗ a failed  (step 1, branch 0)\n" in text
     assert "○ b was not started  (step 1, branch 1)\n" in text
 
 
@@ -195,32 +191,22 @@ def test_each_join_has_its_own_conflicts() -> None:
     ]
 
 
-def test_the_report_of_branches_that_cross() -> None:
-    tree = [
-        line for line in shown(crossing()).splitlines() if not line.rstrip().endswith("]") and " empty: " not in line
+def test_what_a_fork_leads_to_is_further_to_the_right() -> None:
+    tree = [line for line in shown(crossing()).splitlines() if "●" in line]
+    assert [line.partition(" (")[0].rstrip() for line in tree] == [
+        "● v0 START → a, b, c",
+        "  ● v1 a → d",
+        "  ● v2 b → e, f",
+        "  ● v3 c → d",
+        "  ● v4 join:d",
+        "    ● v5 e → z",
+        "    ● v6 f → END",
+        "  ● v7 d → z",
+        "  ● v8 join:z",
+        "  ● v9 z → END",
+        "● v10 join:END",
     ]
-    assert tree[2:] == [
-        "● v0 START → a, b, c  (step 0, T)",
-        "│   n: 0",
-        "├─┬───╮",
-        "● │   │ v1 a → d  (step 1, branch 0, T)",
-        "│ ●   │ v2 b → e, f  (step 1, branch 1, T)",
-        "│ ├─╮ │",
-        "│ │ │ ● v3 c → d  (step 1, branch 2, T)",
-        "├─┼─┼─╯",
-        "● │ │ v4 join:d  (step 2, branch 0)",
-        "│ │ │   joins v1 a, v3 c",
-        "│ ● │ v5 e → z  (step 2, branch 1.0, T)",
-        "│ │ ● v6 f → END  (step 2, branch 1.1, T)",
-        "● │ │ v7 d → z  (step 3, branch 0, T)",
-        "├─╯ │",
-        "●   │ v8 join:z  (step 4, branch 0)",
-        "│   │   joins v7 d, v5 e",
-        "●   │ v9 z → END  (step 5, branch 0, T)",
-        "├───╯",
-        "● v10 join:END  (step 6)",
-        "    joins v9 z, v6 f",
-    ]
+    assert "      joins v7 d, v5 e\n" in shown(crossing())
 
 
 def test_the_report_shows_reasons_visits_and_attempts() -> None:
@@ -260,16 +246,58 @@ def test_a_long_run_is_shortened_in_the_middle() -> None:
     assert len(lines) < 900
 
 
-def test_commits_of_a_nested_graph_are_not_listed() -> None:
-    inner = letters(Graph(Found, name="inner"), "ab").add_edge(START, ["a", "b"]).add_edge(["a", "b"], END).compile()
-    graph = Graph(Found).add_node("inside", inner).add_path(START, "inside", END)
-    text = shown(graph.compile().run({}))
-    assert "graph 'Found', 2 commits, 1 node call\n" in text
-    assert re.findall("^●.*", text, re.MULTILINE) == [
-        "● v0 START → inside  (step 0, T)",
-        "● v1 inside → END  (step 1, T)",
+def search(query: str) -> str:
+    """Searches."""
+    raise LookupError(f"no {query}")
+
+
+def test_what_runs_inside_of_nodes_is_below_them() -> None:
+    agent = agents.tool_loop("topic -> finding", [search], name="Reader")
+    graph = Graph(name="Desk").add_node("read", agent)
+    graph.add_map("rate", grade, over="pages", item="page", into="grades", failures="lost")
+    graph.add_node("pages", lambda: {"pages": [1, 0, 2]}, writes=["pages"])
+    program = graph.add_path(START, "read", "pages", "rate", END).compile()
+    turns = [("search", {"query": "ants"}), ("submit", {"finding": "a trail"})]
+    script = [{"next_thought": "", "tool_calls": {"tool_calls": [{"name": n, "args": a}]}} for n, a in turns]
+    with ScriptedLM(script):
+        text = shown(program.run({"topic": "ants"}))
+    assert [line.split("  (")[0] for line in text.splitlines() if re.match(r"\s*[●✗]", line)] == [
+        "● v0 START → read",
+        "● v1 read → pages",
+        "  ● begin → react",
+        "  ● react → search",
+        "  ● search failed → settle",
+        "  ● settle → react",
+        "  ● react → settle",
+        "  ● settle → END",
+        "● v2 pages → rate",
+        "● v3 rate → END",
+        "  ✗ rate[1] failed",  # of items those that failed
     ]
-    assert "├" not in text
+    assert "      LookupError: no ants\n" in text
+
+
+def grade(page: int) -> float:
+    return 1 / page
+
+
+HOSTILE = "\x1b[2J" + "long " * 20_000
+
+
+@each("place", ["value", "field", "failure", "question", "node"])
+def test_no_text_makes_a_report_long(place: str) -> None:
+    def work(ctx: Context) -> dict[str, Any]:
+        if place == "failure":
+            raise ValueError(HOSTILE)
+        if place == "question":
+            ctx.interrupt(HOSTILE, HOSTILE)
+        return {HOSTILE if place == "field" else "out": HOSTILE}
+
+    name = 60_000 * "x" if place == "node" else "work"
+    run = Graph().add_node(name, work).add_path(START, name, END).compile().run({})
+    lines = run.report().splitlines()
+    assert len(lines) < 60
+    assert all(len(line) <= 100 and line.isprintable() for line in lines)
 
 
 def test_a_notebook_shows_the_report_of_a_run() -> None:
@@ -356,17 +384,15 @@ def test_the_report_of_a_resumed_run_has_the_commits_of_all_attempts() -> None:
     run = thread.resume()
     assert shown(run).partition("\n\n")[2] == (
         "● v0 START → a, b  (step 0, T)\n"
-        "├─╮\n"
-        "● │ v1 a → judge  (step 1, branch 0, T)\n"
-        "│ │   tags: ['a']\n"
-        "│ ● v2 b → judge  (step 1, branch 1, T)\n"
-        "│ │   tags: ['b']\n"
-        "├─╯\n"
+        "  ● v1 a → judge  (step 1, branch 0, T)\n"
+        "      tags: ['a']\n"
+        "  ● v2 b → judge  (step 1, branch 1, T)\n"
+        "      tags: ['b']\n"
         "● v3 join:judge  (step 2)\n"
-        "│   joins v1 a, v2 b\n"
-        "│   ! conflict at tags: b won by policy 'last_write_wins'\n"
-        "│     a wrote ['a']\n"
-        "│     b wrote ['b']\n"
+        "    joins v1 a, v2 b\n"
+        "    ! conflict at tags: b won by policy 'last_write_wins'\n"
+        "      a wrote ['a']\n"
+        "      b wrote ['b']\n"
         "● v4 judge → END  (step 3, T)\n"
         "    done: ['b']"
     )
@@ -395,7 +421,7 @@ def test_fields_that_begin_empty_share_a_line() -> None:
         Graph(Desk).add_node("answer", lambda text: {"reply": text}, writes=["reply"]).add_path(START, "answer", END)
     )
     run = graph.compile().run({"text": "hello"})
-    assert "START → answer  (step 0, T)\n│   text: 'hello'\n│   tries: 0\n│   empty: remarks, reply\n●" in shown(run)
+    assert "answer  (step 0, T)\n    text: 'hello'\n    tries: 0\n    empty: remarks, reply\n●" in shown(run)
 
 
 def test_a_failure_that_an_error_edge_wrote_is_shown_as_its_line() -> None:

@@ -37,6 +37,7 @@ from dspyer import (
     live,
     reducers,
 )
+from dspyer.extend import thaw
 from dspyer.record import Record
 from dspyer.search import best_of
 from dspyer.stores import Memory, SQLite, open_store
@@ -290,10 +291,26 @@ def check(record: Record, thread: Thread) -> None:
                 authors = {name: archived.blame(name, at=step.id).id for name in record.state(step.id)}
                 assert {name: one.by for name, one in record.fields(step.id).items()} == authors
     walked(record)
+    exemplary(record)
     tokens = sum(call.tokens for step in record.steps for call in step.lm)
     assert tokens == sum(used.get("total_tokens", 0) for used in record.usage.values())
     for value in record.to_dict()["values"].values():
         assert "$type" not in str(value)
+
+
+def exemplary(record: Record) -> None:
+    """Each visit of a predictor is an example, from the state that it has read."""
+    for node, outputs in record.graph.gives.items():
+        steps = [one for one in record.steps if (one.node, one.status) == (node, "done") and one.kind != "edit"]
+        if any(step.status == "unreadable" for step in record.steps):
+            steps = []
+        found = record.examples(node)
+        assert len(found) == len(steps)
+        for step, example in zip(steps, found, strict=True):
+            sent = {name: thaw(value) for name, value in step.sent.items()}
+            before = {**record.state(step.after[0]), **sent}
+            assert dict(example.inputs()) == {name: before[field] for name, field in record.graph.reads[node].items()}
+            assert dict(example.labels()) == {name: record.state(step.id)[field] for name, field in outputs.items()}
 
 
 def compared(a: Record, b: Record) -> None:
@@ -464,6 +481,8 @@ def test_a_damaged_row_is_a_step_and_the_rest_is_shown(tmp_path: Path) -> None:
             had_body = file.execute(f"UPDATE entry SET body = x'1234' {where}", row).rowcount
         with closing(SQLite(damaged)) as store:
             record = same_record(program_of(2, store).thread("t"), store)
+        compared(record, record)
+        exemplary(record)
         lost = [step for step in record.steps if step.status == "unreadable"]
         assert bool(lost) == bool(had_body), kind
         assert len(record.steps) >= len(whole.steps) - 1, kind

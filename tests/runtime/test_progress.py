@@ -135,13 +135,13 @@ def test_nodes_branches_attempts_and_what_they_do(play: Play, terminal: Terminal
     first = terminal.wait_for("reads")
     headline, plan, *_ = first.splitlines()
     assert headline.startswith("● Tides · ")
-    assert plan.startswith("├─ ✓ plan · ")
+    assert plan.startswith("├── ✓ plan · ")
     assert "slow · branch 0 · " in first
     assert "reads [2J ]0;title [red]bold[/red] 31m evil" in first
     assert all(char.isprintable() or char == "\n" for picture in terminal.pictures for char in picture)
     assert " commits · 1 retry" in terminal.closed_with
     assert terminal.closed_with.startswith("✓ Tides · completed · ")
-    assert "└─ ✓ judge" in terminal.closed_with
+    assert "└── ✓ judge" in terminal.closed_with
 
 
 def test_items_of_a_map(terminal: Terminal) -> None:
@@ -217,7 +217,7 @@ def test_graphs_inside_of_nodes_and_items_are_branches_of_the_tree(terminal: Ter
 
         def inner(doc: int) -> dict[str, Any]:
             if doc == 0:
-                terminal.wait_for("   └─ [1] Inner\n      └─ ● inner · ")
+                terminal.wait_for("    └── [1] Inner\n        └── ● inner · ")
                 both_shown.set()
             assert doc > 1 or both_shown.wait(PATIENCE)
             return {"fact": doc}
@@ -226,7 +226,7 @@ def test_graphs_inside_of_nodes_and_items_are_branches_of_the_tree(terminal: Ter
         graph = Graph(name="Outer").add_map("read", program, over="docs", item="doc", into="facts", max_concurrency=2)
         run = graph.add_path(START, "read", END).compile(max_concurrency=4).run({"docs": [0, 1, 2]})
     assert run.status == "completed", run.error
-    assert "   ├─ [0] Inner\n   │  └─ ● inner · " in terminal.text
+    assert "    ├── [0] Inner\n    │   └── ● inner · " in terminal.text
 
 
 def test_tokens_and_cost_of_lm_calls(terminal: Terminal) -> None:
