@@ -21,7 +21,7 @@ _ESCAPES = {ord(sign): f"\\u{ord(sign):04x}" for sign in "<>&\u2028\u2029"}
 
 
 def drawn_graphs(graph: DrawnGraph) -> dict[str, Any]:
-    """The JSON form of a graph and of those inside of it, by their paths: with drawings, and the nodes with examples."""
+    """The JSON form of a graph and of those inside of it, by path: with drawings, and the nodes with examples."""
     return {
         path: {
             **one.to_dict(),
