@@ -67,6 +67,7 @@ REMOVED: dict[str, str] = {
     "Graph.compile(shares_threads_with=)": "program.thread(name, graphs=['other name'])",
     "Graph.compile(warn_at=)": "compile(layers=[Conversations(warn_at=3)])",
     "Graph.compile(max_demo_turns=)": "compile(layers=[Conversations(max_demo_turns=2)])",
+    "Run.shown": "run.record().steps: their values, and their commits, are as they may be shown",
     "GEPA.__init__(reuse=)": "optimize.GEPA(metric, ...): runs are made again, and DSPy's cache has their LM calls",
     "GEPAStats.nodes": "gepa.stats.predictors, by the full names of the predictors",
     "Culprits.notes": "culprits(program, example, metric).texts, by who is responsible",

@@ -13,7 +13,7 @@ from typing import Annotated, Any
 from dspyer.errors import brief, error_text, shows_removed
 from dspyer.failure import Failure
 from dspyer.ids import Address, id_prefix
-from dspyer.record_codec import JSON, JsonRecord, Update, changed, encode, fast
+from dspyer.record_codec import JSON, JsonRecord, Update, changed, encode, fast, size_text
 from dspyer.values.freezing import register_value_type
 from dspyer.values.frozen import FrozenDict, thaw
 
@@ -175,6 +175,9 @@ class Question(JsonRecord):
     call: AskedCall | None = None
     expires: float | None = None
 
+    def __repr__(self) -> str:
+        return f"Question(key={self.key!r}, node={self.node!r}, execution={self.execution!r}, text={self.text!r})"
+
     @property
     def id(self) -> str:
         """Its name among all questions of a thread, of run, execution and key: `"t-42.1/trunk:3/approve"`."""
@@ -201,6 +204,10 @@ class Answer(JsonRecord):
     by: str | None = None
     comment: str | None = None
     at: float | None = None
+
+    def __repr__(self) -> str:
+        by = "" if self.by is None else f", by={size_text(self.by)}"
+        return f"Answer({self.question.id!r}, value={size_text(self.value)}{by}, at={self.at!r})"
 
 
 @dataclass(frozen=True, slots=True)

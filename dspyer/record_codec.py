@@ -17,6 +17,7 @@ from __future__ import annotations
 import sys
 import types
 from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
 from copy import copy
 from dataclasses import MISSING, fields, is_dataclass
 from datetime import datetime
@@ -169,13 +170,62 @@ def error_dict(error: BaseException) -> dict[str, Any]:
 
 
 class JsonRecord:
-    """The base of records: frozen dataclasses that become JSON by their declared types."""
+    """The base of records: frozen dataclasses that become JSON by their declared types.
+
+    Their `repr` names the node, fields and sizes, and no values: what is printed while debugging lands in logs.
+    """
 
     __slots__ = ()
+
+    def __init_subclass__(cls) -> None:
+        # Set before `dataclass` looks for one: it makes a `repr` with all values for a class that has none of its own.
+        if "__repr__" not in vars(cls):
+            cls.__repr__ = JsonRecord.__repr__  # type: ignore[method-assign]
+
+    def __repr__(self) -> str:
+        cls: Any = type(self)
+        told = [(one, getattr(self, one.name, None)) for one in fields(cls) if one.repr]
+        parts = [
+            f"{one.name}={_outline(one.name, value, cls.__module__ == 'dspyer.events')}"
+            for one, value in told
+            if value is not None and not (type(value) in (*_SHOWN, tuple, FrozenDict) and value == one.default)
+        ]
+        return f"{cls.__name__}({', '.join(parts)})"
 
     def to_dict(self) -> dict[str, Any]:
         """Return the JSON form."""
         return encode(self)
+
+
+_PLACES = ("node", "execution")
+_TEXTS = ("text", "reason", "comment", "by", "failed", "path", "value", "base", "key", "response", "messages")
+"""Fields of the package's own records that hold values, though their types are those of names."""
+_SHOWN = (str, int, float, bool)
+
+
+def _outline(name: str, value: Any, is_own: bool) -> str:
+    """A field in a `repr`: a name or number as it is, anything that may hold a value by its size."""
+    parts = value if isinstance(value, tuple) else (value,)
+    is_name = is_own and name not in _TEXTS and all(isinstance(part, (JsonRecord, *_SHOWN)) for part in parts)
+    if is_name or name in _PLACES or isinstance(value, JsonRecord):
+        return repr(value)
+    if name in ("patch", "inputs", "args") and isinstance(value, Mapping):
+        return f"{{{', '.join([f'{key}: {size_text(value[key])}' for key in value])}}}"
+    return size_text(value)
+
+
+def size_text(value: Any) -> str:
+    """Return the size of a value in words, for texts that show no values.
+
+    Example:
+        >>> size_text("s3cret"), size_text(["a", 1]), size_text(4.5)
+        ('6 characters', '2 items', 'float')
+    """
+    if isinstance(value, str):
+        return f"{len(value)} characters"
+    with suppress(TypeError, StateError):  # what is opaque has no length
+        return f"{len(value)} items"
+    return str(getattr(value, "cls", type(value)).__name__)
 
 
 def fast(cls: type[R]) -> type[R]:

@@ -44,8 +44,8 @@ from dspyer.record_codec import JsonRecord, changed
 from dspyer.reducers import Updates
 from dspyer.state import ImmutableState
 from dspyer.values import json as encoding
-from dspyer.values.freezing import freeze
-from dspyer.values.frozen import FrozenDict, FrozenList, thaw
+from dspyer.values.freezing import Opaque, freeze
+from dspyer.values.frozen import Container, FrozenList, thaw
 from dspyer.values.scalars import KeyPath
 
 HIDDEN = "[redacted]"
@@ -59,9 +59,17 @@ Redact = RedactValue | str | Iterable[Any] | None
 # --- parts of values
 
 
+_decode = encoding.decoder((), Opaque.of)
+
+
 def _attributes(value: Any) -> dict[str, Any] | None:
-    """The attributes of a model, extra ones too, or of a dataclass; None for anything else."""
+    """The attributes of a model, extra ones too, or of a dataclass, known here or not; None for anything else."""
     cls = type(value)
+    if cls is Opaque:
+        found = json.loads(value.text).get("value")
+        return {
+            name: thaw(_decode(part)) for name, part in (found if type(found) is dict else {"value": found}).items()
+        }
     if isinstance(value, BaseModel):
         declared = {name: getattr(value, name) for name in cls.model_fields if hasattr(value, name)}
         return {**declared, **(getattr(value, "__pydantic_extra__", None) or {})}
@@ -144,7 +152,8 @@ class Redaction:
     def value(self, path: KeyPath, value: Any, *, appended: bool = False) -> Any:
         """The redacted form of a plain value; `appended` for one that an update appends to the list at its path."""
         shown = self._shown(path, value, appended)
-        if shown is not value or isinstance(value, (set, frozenset)) or hasattr(value, "_fields"):
+        is_leaf = isinstance(value, (set, frozenset)) or (isinstance(value, tuple) and hasattr(value, "_fields"))
+        if shown is not value or is_leaf:
             return shown
         found = _with_parts(value, lambda key, part: self.value((*path, key), part, appended=appended))
         return value if found is None else found
@@ -171,12 +180,12 @@ class Redaction:
 
     def patch(self, patch: Mapping[str, Any]) -> Mapping[str, Any]:
         """The redacted form of a patch."""
-        found = {name: self.update((name,), update) for name, update in patch.items() if self._names(name)}
+        found = {name: self.update((name,), update) for name, update in patch.items() if self.names(name)}
         return patch if all(patch[name] is shown for name, shown in found.items()) else {**patch, **found}
 
     def at(self, path: KeyPath, value: Any) -> Any:
         """The redacted form of a frozen value at a path: hidden if a value around it is."""
-        if value is DELETE or not self._names(path[0]):
+        if value is DELETE or not self.names(path[0]):
             return value
         # `decide` is called from the outside in, so the value is wrapped in mappings that stand for those around it.
         inside = thaw(value)
@@ -197,7 +206,7 @@ class Redaction:
         """
         return fields is None or not self.patterns or not self._fields.isdisjoint((name, ONE, MANY, *fields))
 
-    def _names(self, field: str) -> bool:
+    def names(self, field: str) -> bool:
         """Return whether a pattern may match anything in a field: most fields need no look at their values."""
         return not self.patterns or not self._fields.isdisjoint((field, ONE, MANY))
 
@@ -384,8 +393,7 @@ class Redactor:
             text = str(value)
             if len(text) < SHORTEST or text == str(shown):
                 return
-            # Also its forms in JSON, in a `repr` and in the `repr` of bytes: logs and errors show these.
-            for form in (text, repr(text)[1:-1], json.dumps(text)[1:-1], repr(text.encode(errors="replace"))[2:-1]):
+            for form in _forms_of(text):
                 if form not in self._texts:
                     self._texts.add(form)
                     start = form[:SHORTEST]
@@ -418,7 +426,7 @@ class Redactor:
             return value
         if isinstance(value, (int, float)):
             return HIDDEN if given and str(value) in self._texts else value
-        if isinstance(value, (Replace, FrozenDict, FrozenList)):
+        if isinstance(value, (Replace, Container)):
             plain = thaw(getattr(value, "frozen", value))
             shown = self.redact(plain, given=given, copies=copies)
             return value if shown is plain else Replace(shown) if isinstance(value, Replace) else freeze(shown)
@@ -592,6 +600,13 @@ class OutputRedaction:
     def settled(self, text: str) -> int:
         """The number of first characters of a growing text which can be shown: the rest may begin a hidden text."""
         return self._hiding[0][0].settled(text)
+
+
+def _forms_of(text: str) -> set[str]:
+    """A text, and its forms in JSON, in a `repr` and in the `repr` of bytes: logs, errors and tool calls show these."""
+    within = repr("\"'" + text)[4:-1]  # of a longer text, which has quotes of both kinds
+    written = [json.dumps(text, ensure_ascii=is_ascii)[1:-1] for is_ascii in (True, False)]
+    return {text, repr(text)[1:-1], within, *written, repr(text.encode(errors="replace"))[2:-1]}
 
 
 def _hidden(answer: Any) -> Any:

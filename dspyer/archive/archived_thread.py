@@ -6,7 +6,7 @@ import asyncio
 import os
 from collections.abc import AsyncIterator
 from pathlib import Path
-from typing import Any, TypeVar, cast
+from typing import Any
 
 import anyio
 
@@ -16,7 +16,6 @@ from dspyer.archive.stored_graph import StoredGraph
 from dspyer.display import RunPath, Stats, count_stats, describe_run, draw_svg, write_page
 from dspyer.errors import ThreadError, shows_removed
 from dspyer.events import Answer, Commit, LMCall, Sent
-from dspyer.extend import Address
 from dspyer.failure import Failure
 from dspyer.log.journal import is_alive
 from dspyer.log.reader import HistoryReader
@@ -27,8 +26,6 @@ from dspyer.record.stored import FollowedRecords, drawn_graph, failures_of_run, 
 from dspyer.stores.base import ListedRun, Point
 from dspyer.waiting import cancellation_count
 from dspyer.worker_threads import run_in_thread
-
-T = TypeVar("T")
 
 
 @shows_removed
@@ -60,7 +57,6 @@ class ArchivedThread:
         self._thread_reader = ThreadReader(reader, name)
         self._records = FollowedRecords(reader, name)
         self._readers: dict[str, ThreadReader] = {}
-        self._hidden: dict[str | None, str | None] = {}  # by name, the ids of the runs that hide values
 
     def info(self, run: str | None = None) -> RunInfo:
         """The entry of a run in lists.
@@ -253,20 +249,6 @@ class ArchivedThread:
         return f"<archived thread {self.name!r} in {self._reader.store.address}>"
 
     # --- runs
-
-    def _shown(self, value: T, run: str | None = None) -> T:
-        """A commit, an answer, or a state or message of a run, as it may be shown; `run` as in `info`."""
-        given: Any = value
-        if isinstance(given, Commit | Answer):
-            run = given.question.run if isinstance(given, Answer) else Address.parse(given.id).run
-        if run not in self._hidden:
-            try:
-                listed = self._listed(run)
-            except ThreadError:  # a part of a run may be known by its commits alone
-                listed = self._listed(None)
-            self._hidden[run] = listed.run.id if self._reader.hides(listed.run) else None
-        redactor = None if (hidden := self._hidden[run]) is None else self._records.redactor(hidden)
-        return value if redactor is None else cast("T", redactor.shown(given))
 
     def _listed(self, run: str | None) -> ListedRun:
         return run_of(self._reader.store, self.name, run)

@@ -281,7 +281,7 @@ def blame(
     with common.archive() as archive:
         t, version = archive.thread(thread), None if at is None else version_of(at)
         paths = [*path] if path else [(field,) for field in (t.state() if version is None else t.at(version))]
-        found = [(one if isinstance(one, str) else one[0], t._shown(t.blame(one, version))) for one in paths]
+        found = [(one if isinstance(one, str) else one[0], t._records.shown(t.blame(one, version))) for one in paths]
         common.show_all([{"path": one, **commit.to_dict()} for one, commit in found], print_blame, "the state is empty")
 
 

@@ -65,8 +65,8 @@ def json_of(state: ImmutableState) -> dict[str, Any]:
 def shown_state(t: ArchivedThread, run: str | None = None, at: int | str | None = None) -> ImmutableState:
     """The state of a run, or that after a commit, as it may be shown."""
     if at is None:
-        return t._shown(t.state(run), run)
-    return t._shown(t.at(at), Address.parse(t._thread_reader.id_of(at)).run)
+        return t._records.shown(t.state(run), run)
+    return t._records.shown(t.at(at), Address.parse(t._thread_reader.id_of(at)).run)
 
 
 def failed_calls(t: ArchivedThread, run: str | None) -> list[dict[str, Any]]:
@@ -86,7 +86,7 @@ Dicts = list[dict[str, Any]]
 def facts_of(t: ArchivedThread, run: str | None) -> tuple[dict[str, Any], list[Items], Dicts, Dicts]:
     """The entry of a run, the items of its maps, the answers that it got, and the messages, with the unread ones."""
     info, record = t.info(run).to_dict(), t.record(run)
-    unread = [t._shown(one, record.run_id) for one in t.unread]
+    unread = [t._records.shown(one, record.run_id) for one in t.unread]
     messages = [*record.messages(), *[{**one.to_dict(), "step": None} for one in unread]]
     return info, maps_of(record), [one.to_dict() for one in record.answers()], messages
 
@@ -134,10 +134,12 @@ def commits_of(
         executions = Address.parse(answer.question.execution).inside
         for depth, own in enumerate(executions):  # the commit of a node that runs a graph has those of nodes inside too
             name = full_id(answer.question.run, *executions[:depth], whole_execution(own))
-            given.setdefault(name, []).append(t._shown(answer))
+            given.setdefault(name, []).append(t._records.shown(answer))
     shown, problem = [], None
     for commit in found[:count]:
-        shown.append({**t._shown(commit).to_dict(), "answers": [one.to_dict() for one in given.get(commit.id, ())]})
+        shown.append(
+            {**t._records.shown(commit).to_dict(), "answers": [one.to_dict() for one in given.get(commit.id, ())]}
+        )
         if isinstance(commit.patch, UnreadablePatch):
             shown[-1]["patch"] = {"$type": "unreadable", "value": commit.patch.error}
             problem = problem or commit.patch.error

@@ -316,6 +316,7 @@ def explain(graph: GraphSpec) -> str:
         for path, attempts in graph.attempts.items()
         if len(attempts) > 1
     )
+    lines.extend(_hiding(graph))
     unknown = [name for name, node in graph.nodes.items() if node.writes is None]
     if unknown:
         lines.append(
@@ -323,6 +324,26 @@ def explain(graph: GraphSpec) -> str:
             "reads are found when they happen; declare it with writes=[...]"
         )
     return "\n".join(lines)
+
+
+def _hiding(graph: GraphSpec) -> Iterator[str]:
+    """The lines about what is hidden, and what is not: what a node makes of a hidden value is a new value."""
+    redaction = graph.redaction
+    if redaction is None:
+        return
+    if not redaction.patterns:
+        yield "  hidden: what a function decides by path"
+        return
+    yield f"  hidden: {', '.join(['.'.join(map(str, one.segments)) for one in redaction.patterns])}"
+    whole = {one.segments[0] for one in redaction.patterns if len(one.segments) == 1}
+    derived: dict[str, list[str]] = {}
+    for name, node in graph.nodes.items():
+        if node.reads is None or any(map(redaction.names, node.reads.values())):
+            for field in {"?": ""} if node.writes is None else dict.fromkeys(node.writes.values()):
+                derived.setdefault(field, []).append(name)
+    told = [f"{field} by {', '.join(nodes)}" for field, nodes in derived.items() if field not in whole]
+    if told:
+        yield f"  not hidden: what nodes make of it, {'; '.join(told)}"
 
 
 def drawing_facts(graph: GraphSpec) -> dict[str, Any]:

@@ -34,6 +34,9 @@ class Items(NamedTuple):
     results: Mapping[int, Any]
     failures: Mapping[int, Failure]
 
+    def __repr__(self) -> str:
+        return f"<items of {self}>"
+
     def to_dict(self) -> dict[str, Any]:
         """The JSON form of the numbers."""
         return {name: getattr(self, name) for name in ("node", "total", "done", "failed", "waiting")}

@@ -19,7 +19,7 @@ from dspyer.log.execution_records import usage_alone
 from dspyer.log.rows import UnreadablePatch
 from dspyer.patch import DELETE, Members, Replace, SealedPatch, Tail
 from dspyer.record.drawn import DrawnGraph, Mapped
-from dspyer.record_codec import changed
+from dspyer.record_codec import changed, size_text
 from dspyer.redaction import Redactor
 from dspyer.reducers import Updates
 from dspyer.scheduler.lineage import LogEntry, sent_to
@@ -42,6 +42,9 @@ class Wrote(NamedTuple):
 
     value: Any
     by: str | None = None
+
+    def __repr__(self) -> str:
+        return f"Wrote({size_text(self.value)}, by={self.by!r})"
 
 
 class StepQuestion(NamedTuple):
@@ -119,6 +122,10 @@ class RecordStep:
     posts: tuple[Posted, ...] = ()
     commit: Commit | None = None
     _state: ImmutableState | None = field(default=None, repr=False, compare=False)
+
+    def __repr__(self) -> str:
+        wrote = ", ".join([f"{name}: {size_text(one.value)}" for name, one in self.wrote.items()])
+        return f"RecordStep({self.id!r}, {self.node!r}, {self.kind!r}, {self.status!r}, wrote={{{wrote}}})"
 
     @property
     def forks(self) -> tuple[BranchPath, ...]:

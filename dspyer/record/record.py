@@ -120,6 +120,9 @@ class Record:
             steps.fields,
         )
 
+    def __repr__(self) -> str:
+        return f"<record of run {self.id!r}: {self.status}, {len(self.steps)} steps>"
+
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Record) and self.to_dict() == other.to_dict()
 

@@ -9,11 +9,11 @@ from dataclasses import replace
 from functools import cache, lru_cache
 from itertools import chain
 from threading import Lock
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 from dspyer.clock import wall
 from dspyer.errors import StoreError, ThreadError
-from dspyer.events import Commit, LMCall, Posted, Sent
+from dspyer.events import Answer, Commit, LMCall, Posted, Sent
 from dspyer.failure import Failure
 from dspyer.ids import Address, full_id, path_of_id
 from dspyer.log.execution_records import calls_in
@@ -279,6 +279,7 @@ class FollowedRecords:
         self._thread = thread
         self._lock = Lock()
         self._runs: dict[str, tuple[Point | None, RunReader]] = {}  # the last used one last
+        self._hiding: dict[str | None, str | None] = {}  # by name, the ids of the runs that hide values
 
     def record(self, run: str | None = None) -> Record:
         """The record of a run, as `record_of` gives it."""
@@ -288,9 +289,21 @@ class FollowedRecords:
         """The items of a map of a run."""
         return self._read(run, lambda reader, status: reader.items(node, status))
 
-    def redactor(self, run: str | None = None) -> Redactor | None:
-        """The redactor of a run, which knows all texts that are hidden in it; None if nothing is."""
-        return self._read(run, RunReader.redactor)
+    def shown(self, value: T, run: str | None = None) -> T:
+        """A commit or an answer, or a state or a message of a run, as it may be shown."""
+        given: Any = value
+        if isinstance(given, Commit | Answer):
+            run = given.question.run if isinstance(given, Answer) else Address.parse(given.id).run
+        if run not in self._hiding:
+            store = self._reader.store
+            try:
+                found = run_of(store, self._thread, run).run
+            except ThreadError:  # a part of a run may be known by its commits alone
+                found = run_of(store, self._thread).run
+            self._hiding[run] = found.id if self._reader.hides(found) else None
+        hiding = self._hiding[run]
+        redactor = None if hiding is None else self._read(hiding, RunReader.redactor)
+        return value if redactor is None else cast("T", redactor.shown(given))
 
     def _read(self, run: str | None, read: Callable[[RunReader, str], T]) -> T:
         listed, status = current_status(self._reader.store, run_of(self._reader.store, self._thread, run))

@@ -780,24 +780,6 @@ class Run:
         """
         return display.write_page(self.record(), path)
 
-    @property
-    def shown(self) -> tuple[Commit, ...]:
-        """The commits as reports and pictures show them: with the redaction of `compile(redact=...)`.
-
-        Without `redact=` these are `commits` themselves. With it, each commit has a redacted patch: a hidden value is
-        `"[redacted]"`, or what the function `redact` has returned for it. Ids, order and all else are those of
-        `commits`, which keep the values, as `state` does.
-
-        Example:
-            >>> from dspyer import END, START, Graph
-            >>> graph = Graph().add_node("login", lambda token: {
-            ...     "user": "ann"}).add_path(START, "login", END)
-            >>> run = graph.compile(redact="token").run({"token": "s3cret"})
-            >>> dict(run.shown[0].patch), dict(run.commits[0].patch)
-            ({'token': '[redacted]'}, {'token': 's3cret'})
-        """
-        return self.commits if self._redactor is None else tuple(map(self._redactor.commit, self.commits))
-
     def _repr_html_(self) -> str:
         return f"<pre>{escape(self.report())}</pre>"
 

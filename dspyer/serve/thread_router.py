@@ -252,8 +252,9 @@ def of_thread(graph: GraphSpec, thread: Thread) -> dict[str, Any]:
     """The last run of a thread as a client sees it, and all answers."""
     status = thread.status  # before the rest, so that nothing is missing once it says "completed"
     error = public(DspyerError()) if status == "failed" else None
-    answers = [{**one.to_dict(), "value": as_json(one.value)} for one in thread.answers]
-    return {**shown(graph, thread, status, error), "answers": answers}
+    answers = map(thread._records.shown, thread.answers)
+    told = [{**one.to_dict(), "value": as_json(one.value)} for one in answers]
+    return {**shown(graph, thread, status, error), "answers": told}
 
 
 def shown(graph: GraphSpec, source: Run | Thread, status: str, error: PublicError | None) -> dict[str, Any]:

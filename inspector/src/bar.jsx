@@ -9,11 +9,12 @@ export const Shell = createContext({});
 
 const VIEWS = [["runs", "Runs"], ["questions", "Questions"], ["data", "Data sets"]];
 
-// `trail`: what follows the name of the page, as [text or element, ...]; without one, the views. `children` stand at the end.
-export function Bar({ trail, children }) {
+// `trail`: what follows the name of the page, as [text or element, ...]; without one, the views. `children` stand at the end;
+// `deep` leaves them a line of their own on a phone.
+export function Bar({ trail, deep, children }) {
   const { about, page, theme, nextTheme, showKeys } = useContext(Shell);
   return (
-    <header class="bar">
+    <header class={deep ? "bar deep" : "bar"}>
       <a
         class="skip"
         href="#main"

@@ -6,12 +6,12 @@ import { Diff } from "./diff.jsx";
 import { amount, beginning, cost, count, duration, plural } from "./format.js";
 import { announce, useAnswer, useKeys, useTitle } from "./hooks.js";
 import { isBookkeeping, nameOf } from "./names.js";
-import { Boundary, Kind, Problem, Status, Tag, Time, moveFocus, useFew } from "./parts.jsx";
+import { Boundary, Kind, Problem, Status, Tag, Time, moveFocus } from "./parts.jsx";
 import { partsOf } from "./parse.js";
 import { useRecord, useValues } from "./record.js";
 import { href } from "./route.js";
 
-const MANY = 400; // lines that are shown at once
+const MANY = 200; // lines that are shown at once
 const NAMES = 8; // of equal steps, in their line
 
 const textIn = (content) => partsOf(content).map((part) => (typeof part === "string" ? part : JSON.stringify(part))).join("\n");
@@ -245,6 +245,21 @@ function Row({ pair, a, b, most, open, onOpen }) {
 
 const keepsBooks = (record, id) => id != null && isBookkeeping(record, record.step(id));
 
+// The first rows of a list, and more of them on request: thousands at once would stop the page.
+function Rows({ items, children }) {
+  const [most, setMost] = useState(MANY);
+  return (
+    <>
+      {items.slice(0, most).map(children)}
+      {items.length > most && (
+        <li class="pairline morerows">
+          <button type="button" class="btn small" onClick={() => setMost(most + MANY)}>Show {count(Math.min(MANY, items.length - most))} more of {count(items.length)}</button>
+        </li>
+      )}
+    </>
+  );
+}
+
 function Steps({ pairs: given, a, b }) {
   const pairs = useMemo(
     () => given.filter((pair) => (pair.a == null || a.step(pair.a)) && (pair.b == null || b.step(pair.b)) && !keepsBooks(a, pair.a) && !keepsBooks(b, pair.b)),
@@ -260,7 +275,6 @@ function Steps({ pairs: given, a, b }) {
   const [valuesA, valuesB] = [useValues(a, idsA), useValues(b, idsB)];
   const begun = useRef(false);
   begun.current ||= idsA.every((id) => valuesA.has(id)) && idsB.every((id) => valuesB.has(id));
-  const [shown, more] = useFew(lines, MANY);
   const most = useMemo(() => Math.max(1e-9, ...pairs.flatMap(({ a: x, b: y }) => [workOf(x && a.step(x)) ?? 0, workOf(y && b.step(y)) ?? 0]).slice(0, 50_000)), [pairs, a, b]);
   const toggle = (key) => {
     const now = new Set(open);
@@ -275,7 +289,7 @@ function Steps({ pairs: given, a, b }) {
     return true;
   };
   useKeys({ j: move, k: move, ArrowDown: move, ArrowUp: move, Home: move, End: move, ArrowRight: fold(true), ArrowLeft: fold(false) });
-  const rows = shown.filter(({ equal }) => !equal).map(({ at }) => keyOf(pairs[at[0]]));
+  const rows = lines.slice(0, MANY).filter(({ equal }) => !equal).map(({ at }) => keyOf(pairs[at[0]]));
   const all = rows.length > 0 && rows.every((key) => open.has(key));
   const row = (pair) => (
     <Row key={keyOf(pair)} {...{ pair, a, b, most }} open={open.has(keyOf(pair))} onOpen={() => toggle(keyOf(pair))} />
@@ -293,7 +307,7 @@ function Steps({ pairs: given, a, b }) {
         </button>
       </div>
       <ol class="table pairs" ref={list} aria-label="Steps in pairs">
-        {shown.map(({ at, equal }) => {
+        <Rows items={lines}>{({ at, equal }) => {
           if (!equal) return row(pairs[at[0]]);
           const key = `equal ${keyOf(pairs[at[0]])}`;
           const names = namesOf(at.map((i) => pairs[i]));
@@ -305,11 +319,10 @@ function Steps({ pairs: given, a, b }) {
                   <span class="one">{plural(names.length, "equal step")}: {names.slice(0, NAMES).map(({ b: id }) => nameOf(b.step(id))).join(", ")}{names.length > NAMES && ", …"}</span>
                 </button>
               </li>
-              {open.has(key) && at.map((i) => row(pairs[i]))}
+              {open.has(key) && <Rows items={at}>{(i) => row(pairs[i])}</Rows>}
             </>
           );
-        })}
-        {more && <li class="pairline">{more}</li>}
+        }}</Rows>
       </ol>
     </>
   );
@@ -356,13 +369,13 @@ export function ComparePage({ params }) {
   const first = useRecord({ thread, run });
   const second = useRecord({ thread: otherThread ?? thread, run: otherThread ? otherRun : run });
   const [a, b] = [first.record, otherThread ? second.record : null];
-  const path = otherThread ? "compare" : null;
+  const path = a?.complete && b?.complete ? "compare" : null; // once, and again when one of them goes on
   const { data, error, busy } = useAnswer(path, { thread, run, other_thread: otherThread, other_run: otherRun }, `${a?.position} ${b?.position}`);
   useEffect(() => {
     if (data) announce(`${plural(data.pairs.filter((pair) => !isEqual(pair)).length, "step differs", "steps differ")}`);
   }, [data]);
   const problem = error ?? first.error ?? (otherThread ? second.error : null);
-  const ready = data && a?.complete && b?.complete;
+  const ready = data && path;
   const [runA, runB] = [a?.run, b?.run];
   return (
     <>

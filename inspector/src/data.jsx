@@ -153,14 +153,44 @@ function download(name, text) {
 const line = ({ inputs, run, step }, { outputs, corrected: isCorrected }) =>
   JSON.stringify({ inputs, outputs, run, step, corrected: isCorrected });
 
-function Choose({ nodes }) {
+const PREDICTS = new Set(["module", "map"]); // kinds of nodes that may have one predictor
+const GRAPHS = 6;
+
+// The nodes that may have examples, by path, as the newest run of each graph has them.
+function useNodes(graphs) {
+  const [nodes, setNodes] = useState(null);
+  const key = (graphs ?? []).slice(0, GRAPHS).map(({ name }) => name);
+  useEffect(() => {
+    const stop = new AbortController();
+    const read = async (graph) => {
+      const { items: [last] } = await get("runs", { graph, limit: 1 }, stop.signal);
+      if (!last) return [];
+      const { graphs: found } = await get("record", { thread: last.thread, run: last.run_id }, stop.signal);
+      return Object.entries(found).flatMap(([path, { nodes: all }]) =>
+        all.filter(({ kind }) => PREDICTS.has(kind)).map(({ name }) => ({ graph, name: path ? `${path}/${name}` : name })));
+    };
+    if (graphs) Promise.all(key.map((graph) => read(graph).catch(() => []))).then((all) => stop.signal.aborted || setNodes(all.flat()));
+    return () => stop.abort();
+  }, [key.join("\n")]);
+  return nodes;
+}
+
+function Choose({ graphs }) {
+  const nodes = useNodes(graphs);
+  const names = [...new Set(nodes?.map(({ graph }) => graph))];
   return (
     <div class="nothing">
       <h2>Choose a node</h2>
-      <p>Examples are made of the steps of a node with one predictor: what went in, and what came out. Correct them and export them to train with.</p>
-      <ul class="nodes">
-        {nodes.map(({ name, runs }) => <li key={name}><a class="btn" href={href("data", { node: name })}>{name} <span class="soft">{count(runs)}</span></a></li>)}
-      </ul>
+      <p>Examples are made of the steps of a node with one predictor: what went in, and what came out. Correct them, and export them to train with.</p>
+      {nodes && !nodes.length && <p>The runs of this store have no such node.</p>}
+      {names.map((graph) => (
+        <section key={graph} aria-label={graph}>
+          <h3>{graph}</h3>
+          <ul class="nodes">
+            {nodes.filter((one) => one.graph === graph).map(({ name }) => <li key={name}><a class="btn" href={href("data", { node: name, graph })}>{name}</a></li>)}
+          </ul>
+        </section>
+      ))}
     </div>
   );
 }
@@ -220,8 +250,8 @@ export function DataPage({ params }) {
         {params.thread && <p class="soft">Of the thread <b>{params.thread}</b>. <a href={href("data", { ...params, thread: undefined, run: undefined, step: undefined })}>Of all threads</a></p>}
         {error && <Problem error={error} />}
         {wrong > 0 && <p class="bad" role="alert">Mend {plural(wrong, "example")} before the export: a correction is no JSON.</p>}
-        {leftOut > 0 && <p class="note wait">{plural(leftOut, "example")} left out, since they hold what the program hides.</p>}
-        {!node && <Choose nodes={overview?.nodes ?? []} />}
+        {leftOut > 0 && <p class="note wait">{plural(leftOut, "example")} left out, of which a value is hidden, of an unknown class, or not stored.</p>}
+        {!node && <Choose graphs={overview?.graphs} />}
         {node && !busy && !error && !items.length && (
           <div class="nothing"><h2>No examples</h2><p>No step of {node} in these runs is done. <a href={href("data", { node })}>Look at all runs</a></p></div>
         )}

@@ -37,7 +37,7 @@ function Shape({ node }) {
 function GraphNode({ node, kind, visits, step, current, onPick, onOpen }) {
   const state = { failed: "bad", waiting: "asks", running: "runs" }[step?.status];
   const classes = ["gnode", visits ? "ran" : "idle", current && "current", state].filter(Boolean).join(" ");
-  const facts = [node.word ? `${node.name}, ${node.word}` : node.name, visits ? `ran ${plural(visits, "time")}` : "did not run", step?.status !== "done" && step?.status];
+  const facts = [node.word ? `${node.label} ${node.word}` : node.label, visits ? `ran ${plural(visits, "time")}` : "did not run", step?.status !== "done" && step?.status];
   const words = facts.filter(Boolean).join(", ");
   const right = node.x + node.w / 2;
   const pressed = (event) => {
@@ -47,10 +47,10 @@ function GraphNode({ node, kind, visits, step, current, onPick, onOpen }) {
   };
   return (
     <g class={classes} style={{ color: hue(kind) }}>
-      <g data-node={node.name} role="button" tabIndex={0} aria-label={words} aria-pressed={Boolean(current)} onClick={onPick} onKeyDown={pressed} onDblClick={onOpen}>
-        <title>{words}</title>
+      <g data-node={node.name} role="button" tabindex={0} aria-label={words} aria-pressed={Boolean(current)} onClick={onPick} onKeyDown={pressed} onDblClick={onOpen}>
+        <title>{node.label === node.name ? words : `${node.name}: ${words}`}</title>
         <Shape node={node} />
-        <text x={node.x} y={node.word ? node.y - 3 : node.y + 4}>{node.label}</text>
+        <text x={node.x} y={node.word ? node.y - 3 : node.y + 4}>{node.label}</text>{" "}
         {node.word && <text x={node.x} y={node.y + 13} class="word" aria-hidden="true">{node.word}</text>}
       </g>
       {visits > 1 && (
@@ -63,7 +63,7 @@ function GraphNode({ node, kind, visits, step, current, onPick, onOpen }) {
         <g
           class="opens"
           role="button"
-          tabIndex={0}
+          tabindex={0}
           aria-label={`Open the graph of ${node.name}`}
           onClick={onOpen}
           onKeyDown={(event) => event.key === "Enter" && onOpen()}

@@ -48,7 +48,7 @@ const KEYS = [
 
 const Help = ({ onClose }) => (
   <Dialog title="Keys" onClose={onClose}>
-    <dl class="keys">
+    <dl class="keylist">
       {KEYS.map(([key, words]) => (
         <div key={key}>
           <dt><kbd>{key}</kbd></dt>
@@ -118,7 +118,7 @@ function App() {
   } else if (!about) {
     view = (
       <>
-        <Bar trail={page === "run" || embedded ? [""] : undefined} />
+        <Bar trail={page === "run" || page === "compare" || embedded ? [] : undefined} deep={page === "run" || Boolean(embedded)} />
         <main id="main" aria-busy="true" />
       </>
     );

@@ -148,11 +148,10 @@ export function RunPage({ params, about }) {
     },
   });
   const strip = useMemo(() => record && <Strip record={record} selected={selected} onSelect={select} now={now} lanes={wide ? 5 : 4} />, [record, selected, now, wide, wanted, tab]);
-  const title = <h1>{thread || record?.run.graph}</h1>;
-  const trail = [record?.run.graph ?? "", record ? <>{title} <Status status={status} /></> : title];
+  const trail = record ? [record.run.graph, <><h1>{thread || record.run.graph}</h1><Status status={status} /></>] : [];
   return (
     <>
-      <Bar trail={trail}>
+      <Bar trail={trail} deep>
         {record && (
           <>
             <Figures record={record} now={now} />

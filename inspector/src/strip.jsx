@@ -93,7 +93,9 @@ function Ticks({ all, x, width, height }) {
 export function Strip({ record, selected, onSelect, now, lanes = 5 }) {
   const [ref, width] = useWidth();
   const [view, setView] = useState(null);
-  const [drag, setDrag] = useState(null);
+  const [drag, show] = useState(null);
+  const dragged = useRef(null); // at once: a pointer may move and be lifted before the page is drawn again
+  const setDrag = (value) => show((dragged.current = value));
   const [over, setOver] = useState(null);
   const all = times(record, now);
   const x = useMemo(() => scale(all, Math.max(width, 50), view), [all, width, view]);
@@ -138,12 +140,13 @@ export function Strip({ record, selected, onSelect, now, lanes = 5 }) {
     setDrag({ from: at(event), to: at(event) });
   };
   const move = (event) => {
-    if (drag) setDrag({ ...drag, to: at(event) });
+    if (dragged.current) setDrag({ ...dragged.current, to: at(event) });
     else setOver(hit(event));
   };
   const up = (event) => {
-    if (!drag) return;
-    const [a, b] = [Math.min(drag.from, drag.to), Math.max(drag.from, drag.to)];
+    if (!dragged.current) return;
+    const { from: begun, to: ended } = dragged.current;
+    const [a, b] = [Math.min(begun, ended), Math.max(begun, ended)];
     setDrag(null);
     if (b - a < 5) {
       const step = hit(event);

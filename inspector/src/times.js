@@ -5,24 +5,28 @@ const kept = new WeakMap();
 // Steps that a copy or a rerun shares with its origin are not part of its own time.
 export const isOwn = (record, step) => !record.run.origin || step.id.startsWith(`${record.run.id}/`);
 
+const AROUND = new Set(["agent", "graph", "map", "search", "item", "trial"]); // their time is that of the steps inside of them
+
 // {from, till, folds: [{from, till, asked}], work, waited}, in seconds since the epoch.
 export function times(record, now = 0) {
   const old = kept.get(record);
   if (old && (old.now === now || !old.running)) return old;
-  const busy = [];
-  const asked = [];
-  let running = false;
+  const [busy, asked] = [[], []];
+  let [running, from, till] = [false, Infinity, -Infinity];
   for (const step of record.steps) {
     if (!isOwn(record, step)) continue;
     if (step.asked?.at != null) asked.push([step.asked.at, step.asked.answer?.at ?? Infinity]);
-    if (step.status === "running" && !record.inside(step.id).length) {
-      running = true;
-      busy.push([step.started ?? now, Math.max(now, step.started ?? now)]);
-    } else if (step.started != null && !record.inside(step.id).length && step.status !== "waiting") {
-      busy.push([step.started, step.started + (step.seconds ?? 0)]);
-    }
+    if (step.started == null || step.status === "waiting") continue;
+    const runs = step.status === "running";
+    const end = runs ? Math.max(now, step.started) : step.started + (step.seconds ?? 0);
+    running ||= runs;
+    from = Math.min(from, step.started);
+    till = Math.max(till, end);
+    const inner = record.inside(step.id).some((one) => one.started != null);
+    if (!inner || !(AROUND.has(step.kind) || step.waited > 0)) busy.push([step.started, end]);
   }
-  const found = { now, running, ...gaps(busy.sort((a, b) => a[0] - b[0]), asked) };
+  const found = { now, running, from, till, folds: gaps(busy.sort((a, b) => a[0] - b[0]), asked) };
+  if (!Number.isFinite(from)) Object.assign(found, { from: 0, till: 0 });
   found.work = found.till - found.from - found.folds.reduce((all, fold) => all + fold.till - fold.from, 0);
   found.waited = found.folds.reduce((all, fold) => all + (fold.asked ? fold.till - fold.from : 0), 0);
   kept.set(record, found);
@@ -30,7 +34,7 @@ export function times(record, now = 0) {
 }
 
 function gaps(busy, asked) {
-  if (!busy.length) return { from: 0, till: 0, folds: [] };
+  if (!busy.length) return [];
   const idle = [];
   let till = busy[0][0];
   let active = 0;
@@ -45,7 +49,7 @@ function gaps(busy, asked) {
     const waits = asked.some(([begun, answered]) => begun < to && answered > from);
     if (to - from > (waits ? Math.max(0.2, active / 50) : long)) folds.push({ from, till: to, asked: waits });
   }
-  return { from: busy[0][0], till, folds };
+  return folds;
 }
 
 // The part of a span in which somebody worked.

@@ -185,13 +185,13 @@ export function Tree({ record, selected, onSelect, onEnter, query, setQuery, now
   const latest = useRef(pressed);
   latest.current = pressed;
   // Arrows and letters move wherever the focus is, but not under what uses these keys itself.
-  const moved = (event) => {
+  const moved = (event, typing) => {
     const inside = event.target.closest?.("[role=tree], [role=tablist], [role=separator], .pane, dialog, summary");
-    return inside ? false : latest.current(event);
+    return inside || typing ? false : latest.current(event);
   };
   useKeys({
     "/": (event, typing) => (typing ? false : field.current.focus()),
-    ArrowDown: moved, ArrowUp: moved, ArrowLeft: moved, ArrowRight: moved, j: moved, k: moved,
+    ArrowDown: moved, ArrowUp: moved, ArrowLeft: moved, ArrowRight: moved, Home: moved, End: moved, j: moved, k: moved,
     Escape: (event, typing) => {
       if (event.target !== field.current) return false;
       if (query) setQuery("");

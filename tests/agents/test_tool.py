@@ -733,5 +733,5 @@ def test_what_hides_the_conversation_hides_the_errors_of_tools(mode: str) -> Non
 
     program = agents.tool_loop("question -> answer", [pay]).compile(redact=["messages"])
     run = run_turn(program, ("pay", {}), mode=mode)
-    shown = f"{run.report()} {run.stats()} {[event.to_dict() for event in run.events]} {run.shown}"
+    shown = f"{run.report()} {run.stats()} {[event.to_dict() for event in run.events]} {run.record().to_dict()}"
     assert "no-4711" not in shown

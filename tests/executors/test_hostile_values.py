@@ -184,7 +184,7 @@ def test_a_redacted_program_hides_the_same(pool: BytesExecutor) -> None:
     for program in (asking(redact="a"), asking(redact="a").with_executor(pool)):
         with dspy.context(lm=WordLM()):
             run = Run.of(program(q="1"))
-        texts.append(dict(run.shown[-1].patch))
+        texts.append(dict(run.record().steps[-1].commit.patch))
     assert texts == [{"a": "[redacted]"}] * 2
 
 

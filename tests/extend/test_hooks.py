@@ -221,7 +221,7 @@ class Read(Layer):
         self.notes: list[str] = []
 
     def event(self, event: Event) -> Event:
-        self.notes.append(repr(event))
+        self.notes.append(str(event.to_dict()))
         return event
 
     def shown(self, value: Any, failure: Failure | None = None, *, ends: bool = False) -> Any:
@@ -259,4 +259,4 @@ def test_redaction_comes_before_all_layers(kind: type[Read], store: str | None) 
     for layer in (ambient, of_graph, of_node):
         assert "is used up" in "".join(layer.notes)
         # An open question is shown as it was asked.
-        assert not [note for note in layer.notes if "S3CRET" in note and not note.startswith("Asked(")]
+        assert not [note for note in layer.notes if "S3CRET" in note and "'event': 'Asked'" not in note]

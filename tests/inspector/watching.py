@@ -42,7 +42,7 @@ class Tab:
     def run(self, thread: str, **params: Any) -> Any:
         """Open the last run of a thread and wait until its steps are shown."""
         self.open("run", thread=thread, **params)
-        self.page.wait_for_selector("[role=tree][aria-busy=false] [role=treeitem], .page .pane")
+        self.page.wait_for_selector(".pane h2" if params else "[role=tree][aria-busy=false] [role=treeitem]")
         return self.page
 
     def clean(self) -> None:

@@ -643,7 +643,7 @@ def test_messages_of_failures_are_redacted_where_they_leave_the_run() -> None:
     program = graph.add_path(START, "read", END).compile(redact=["unread.*.message"])
     run = program.run({"docs": ["a", "b"]})
     assert isinstance(run.error, MapError)
-    assert "4711" not in f"{run.error} {run.events} {run.report()} {run.error.failures}"
+    assert "4711" not in f"{run.error} {[one.to_dict() for one in run.events]} {run.report()} {run.error.failures}"
 
 
 @MODES

@@ -219,7 +219,7 @@ def played(plan: list[Made], schema: bool, mode: Mode, width: int, budget: Budge
 def facts(run: Run) -> Any:
     error, steps = run.error, [(type(step[0]).__name__, step[1], step[2].toDict()) for step in run.trace]
     raised = error and (type(error), str(error), getattr(error, "__notes__", []), getattr(error, "of_module", None))
-    commits = [replace(commit, started=0.0, duration=0.0) for commit in run.commits]
+    commits = [replace(commit, started=0.0, duration=0.0).to_dict() for commit in run.commits]
     kinds = sorted((type(event).__name__, getattr(event, "node", "")) for event in run.events)
     return repr((run.status, raised, run.state, commits, steps, kinds))
 

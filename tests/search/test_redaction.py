@@ -33,7 +33,7 @@ def test_the_trials_of_a_search_hide_what_its_fields_hide(change: Any, redact: A
     run = stream.run
     run.raise_error()
     assert "secret" in str(run.state["n"])
-    texts = [repr(events), repr(run.events), repr(run.shown), run.report()]
+    texts = [str(run.record().to_dict()), run.report(), *[str(one.to_dict()) for one in (*events, *run.events)]]
     assert not [text for text in texts if "secret" in text]
 
 

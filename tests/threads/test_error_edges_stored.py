@@ -197,26 +197,25 @@ def test_a_message_is_hidden_by_its_path_wherever_it_leaves_the_run(
         run = t.run({"q": question})
     events = run.events
     assert {AttemptFailed, NodeFailed} <= {type(event) for event in events}
-    shown = [repr(event) for event in events] + [str(event.to_dict()) for event in events]
-    failures = [
-        failure for commit in run.shown if commit.failure for failure in (commit.failure, *commit.failed_attempts)
-    ]
+    shown = [str(event.to_dict()) for event in events]
+    failures = [failure for step in run.record().steps if step.failure for failure in (step.failure, *step.failed)]
     for text in (*shown, caplog.text, run.report(), run.to_svg(), str(failures)):
         assert "SECRET-123" not in text
     kept = run.state["problem"].message
     assert kept == (f"{question} is refused: {SECRET}")[:500]
-    assert [failure.node for failure in failures] == ["ask", "ask"]
+    assert [failure.node for failure in failures] == ["ask", "ask", "last"]
 
 
 def test_a_message_that_no_pattern_hides_is_shown() -> None:
     run = Desk().program(redact=["text"]).run({"q": "x"})
     assert [str(event.error) for event in run.events if isinstance(event, NodeFailed)] == [f"x is refused: {SECRET}"]
-    assert run.shown[1].failure == run.state["problem"]
+    assert run.record().steps[1].failure == run.state["problem"]
 
 
 def test_messages_of_a_list_are_hidden_by_its_path() -> None:
     for redact in (["problems"], ["**.message"]):
         graph = Desk().graph(into="problems")
         run = graph.compile(redact=redact).run({"q": "x"})
-        assert "SECRET-123" not in str([event.to_dict() for event in run.events]) + run.report() + str(run.shown)
+        shown = [run.report(), str(run.record().to_dict()), *[str(event.to_dict()) for event in run.events]]
+        assert not [text for text in shown if "SECRET-123" in text]
         assert "SECRET-123" in run.state["problems"][0].message

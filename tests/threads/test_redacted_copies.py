@@ -39,8 +39,8 @@ def test_a_copy_of_a_hidden_value_is_hidden_wherever_a_run_or_a_thread_is_shown(
     assert run.status == "completed"
     run.to_html(tmp_path / "run.html")
     shown = {
-        "events": repr(run.events),
-        "shown": repr(run.shown),
+        "events": str([event.to_dict() for event in run.events]),
+        "record": str(run.record().to_dict()),
         "report": run.report(),
         "picture": run.to_svg(),
         "stats": str(run.stats()),
@@ -97,6 +97,18 @@ def test_a_question_is_shown_as_it_was_asked_and_hidden_once_it_is_answered(wher
     assert thread.questions == run.questions
     done = thread.resume({} if where == "overwritten" else {"sure": True}, by="ada")
     assert done.status == "completed"
-    shown = f"{done.events} {done.report()} {done.record().to_dict()}"
+    shown = f"{[one.to_dict() for one in done.events]} {done.report()} {done.record().to_dict()}"
     assert "Send [redacted]?" in shown
     assert SECRET not in shown
+
+
+def test_explain_names_what_is_made_of_hidden_values() -> None:
+    graph = Graph(State, inputs=["token"])
+    graph.add_node("copy", lambda token: {"q": token}, writes=["q", "token"])
+    graph.add_node("size", lambda info: {"n": len(info)}, writes=["n"])
+    graph.add_node("count", lambda q: {"problems": [q]}, writes=["problems"])
+    graph.add_path(START, "copy", "size", "count", END)
+    shown = graph.compile(redact=["token", "info.key"]).graph.explain()
+    assert "\n  hidden: token, info.key\n  not hidden: what nodes make of it, q by copy; n by size" in shown
+    assert "hidden: what a function decides" in graph.compile(redact=lambda path, value: value).graph.explain()
+    assert "hidden" not in graph.compile().graph.explain()
