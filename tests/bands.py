@@ -32,7 +32,7 @@ NOT_YET: dict[str, str] = {
     ),
     "archive.opening": "CheckedStore",
     "archive.run_info": (
-        "EndRow HistoryReader OpenRow RowKind current_status encode failures_of_run questions_at read_run sum_usage"
+        "EndRow HistoryReader OpenRow RowKind current_status encode failures_of_run read_run sum_usage waiting_at"
     ),
     "cli.programs": "decode_update encode",
     "cli.step_facts": "changed encode_update json",

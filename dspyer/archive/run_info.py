@@ -13,7 +13,7 @@ from dspyer.events import Question
 from dspyer.failure import Failure
 from dspyer.log.reader import HistoryReader, read_run
 from dspyer.log.rows import EndRow, OpenRow, RowKind, sum_usage
-from dspyer.log.time_travel import questions_at, waiting_at
+from dspyer.log.time_travel import waiting_at
 from dspyer.record import Record
 from dspyer.record.stored import current_status, failures_of_run
 from dspyer.record_codec import encode
@@ -162,7 +162,7 @@ def run_info(reader: HistoryReader, listed: ListedRun) -> RunInfo:
     steps = read(lambda: count_steps(store, at), 0) if ended is None else end.steps
     questions: tuple[Question, ...] = ()
     if status != "completed" and last >= 0:
-        questions = read(lambda: questions_at(reader, at), questions)
+        questions = read(lambda: tuple([question for question, _ in waiting_at(reader, at)]), questions)
     found: tuple[Failure, ...] = ()
     found = read(lambda: failures_of_run(reader, listed), found)
     # Its own failures first: why the run failed says more than what could not be read of it.

@@ -161,10 +161,10 @@ def examples(
     common: CommonOptions,
 ) -> None:
     """Print what a node has read and written in stored runs as JSON lines, a data set."""
-    from dspyer.record import examples_of
+    from dspyer.cli.store_access import examples_in
 
     with common.archive() as archive:
-        found = examples_of(archive.records(**filters._asdict()), name)
+        found = examples_in(archive, name, filters._asdict())
     for one in found.items:
         write_json(one.to_dict())
     if found.left_out or not found.items:
