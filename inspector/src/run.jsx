@@ -99,15 +99,12 @@ function Split({ share, onMove }) {
   );
 }
 
-function Origin({ record, about }) {
-  const { origin, id, thread } = record.run;
-  if (!origin || embedded) return null;
-  const from = origin.run.replace(/\.\d+$/, ""); // the name of a run is that of its thread and a number
-  return (
-    <a class="btn" href={href("compare", { thread: from, run: origin.run, other_thread: thread, other_run: id })} title={`with ${origin.run}`} data-about={about?.version}>
-      Compare
-    </a>
-  );
+// With its origin, of a copy; else the reader chooses.
+function Compare({ run: { origin, id, thread } }) {
+  if (!thread) return null;
+  const from = origin?.run.replace(/\.\d+$/, ""); // the name of a run is that of its thread and a number
+  const params = origin ? { thread: from, run: origin.run, other_thread: thread, other_run: id } : { thread, run: id };
+  return <a class="btn" href={href("compare", params)} title={origin ? `with ${origin.run}` : "with another run"}>Compare</a>;
 }
 
 export function RunPage({ params, about }) {
@@ -156,8 +153,8 @@ export function RunPage({ params, about }) {
           <>
             <Figures record={record} now={now} />
             <span class="acts">
-              <Origin record={record} about={about} />
               {!embedded && canAct(about, record.run.graph) && <RunActs run={record.run} about={about} onChanged={again} />}
+              {!embedded && <Compare run={record.run} />}
             </span>
           </>
         )}
