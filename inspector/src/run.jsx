@@ -8,7 +8,7 @@ import { amount, cost, count, duration, sum } from "./format.js";
 import { announce, useKeys, useMedia, useNow, useTitle } from "./hooks.js";
 import { nameOf } from "./names.js";
 import { Pane } from "./pane.jsx";
-import { Boundary, Problem, Status } from "./parts.jsx";
+import { Boundary, Problem, Status, Tag } from "./parts.jsx";
 import { useRecord } from "./record.js";
 import { go, href } from "./route.js";
 import { Strip } from "./strip.jsx";
@@ -145,7 +145,9 @@ export function RunPage({ params, about }) {
     },
   });
   const strip = useMemo(() => record && <Strip record={record} selected={selected} onSelect={select} now={now} lanes={wide ? 5 : 4} />, [record, selected, now, wide, wanted, tab]);
-  const trail = record ? [record.run.graph, <><h1>{thread || record.run.graph}</h1><Status status={status} /></>] : [];
+  const rule = record?.run.hidden;
+  const hidden = rule && <Tag title={rule === "function" ? "Its program hides values by a function: none are shown" : `What matches ${rule.map((one) => [one].flat().join(".")).join(", ")} is hidden`}>redacted</Tag>;
+  const trail = record ? [record.run.graph, <><h1>{thread || record.run.graph}</h1><Status status={status} />{hidden}</>] : [];
   return (
     <>
       <Bar trail={trail} deep>
