@@ -52,7 +52,7 @@ NOT_YET: dict[str, str] = {
         "CallOptions DaemonLoop Executing Inside LMRetryNotes PRICES Prices REQUEST Request Steps call_async "
         "executing record_lm_calls subscribing with_own_adapters"
     ),
-    "inspector.acting": "decode_update json named_classes",
+    "inspector.acting": "PRICES decode_update json named_classes",
     "inspector.reading": "RecordWriter",
     "lms.gate": "OVER at_fork clock current_gate current_limit end_of is_on_loop",
     "lms.reliable_lm": "FALLBACK clock estimate_tokens responses_asked retry_after token_counts",

@@ -8,7 +8,7 @@ import { amount, cost, count, duration, sum } from "./format.js";
 import { announce, useKeys, useMedia, useNow, useTitle } from "./hooks.js";
 import { nameOf } from "./names.js";
 import { Pane } from "./pane.jsx";
-import { Boundary, Problem, Status } from "./parts.jsx";
+import { Boundary, Problem, Status, Tag } from "./parts.jsx";
 import { useRecord } from "./record.js";
 import { go, href } from "./route.js";
 import { Strip } from "./strip.jsx";
@@ -99,15 +99,12 @@ function Split({ share, onMove }) {
   );
 }
 
-function Origin({ record, about }) {
-  const { origin, id, thread } = record.run;
-  if (!origin || embedded) return null;
-  const from = origin.run.replace(/\.\d+$/, ""); // the name of a run is that of its thread and a number
-  return (
-    <a class="btn" href={href("compare", { thread: from, run: origin.run, other_thread: thread, other_run: id })} title={`with ${origin.run}`} data-about={about?.version}>
-      Compare
-    </a>
-  );
+// With its origin, of a copy; else the reader chooses.
+function Compare({ run: { origin, id, thread } }) {
+  if (!thread) return null;
+  const from = origin?.run.replace(/\.\d+$/, ""); // the name of a run is that of its thread and a number
+  const params = origin ? { thread: from, run: origin.run, other_thread: thread, other_run: id } : { thread, run: id };
+  return <a class="btn" href={href("compare", params)} title={origin ? `with ${origin.run}` : "with another run"}>Compare</a>;
 }
 
 export function RunPage({ params, about }) {
@@ -148,7 +145,9 @@ export function RunPage({ params, about }) {
     },
   });
   const strip = useMemo(() => record && <Strip record={record} selected={selected} onSelect={select} now={now} lanes={wide ? 5 : 4} />, [record, selected, now, wide, wanted, tab]);
-  const trail = record ? [record.run.graph, <><h1>{thread || record.run.graph}</h1><Status status={status} /></>] : [];
+  const rule = record?.run.hidden;
+  const hidden = rule && <Tag title={rule === "function" ? "Its program hides values by a function: none are shown" : `What matches ${rule.map((one) => [one].flat().join(".")).join(", ")} is hidden`}>redacted</Tag>;
+  const trail = record ? [record.run.graph, <><h1>{thread || record.run.graph}</h1><Status status={status} />{hidden}</>] : [];
   return (
     <>
       <Bar trail={trail} deep>
@@ -156,8 +155,8 @@ export function RunPage({ params, about }) {
           <>
             <Figures record={record} now={now} />
             <span class="acts">
-              <Origin record={record} about={about} />
               {!embedded && canAct(about, record.run.graph) && <RunActs run={record.run} about={about} onChanged={again} />}
+              {!embedded && <Compare run={record.run} />}
             </span>
           </>
         )}
