@@ -38,7 +38,7 @@ NOT_YET: dict[str, str] = {
     "cli.step_facts": "changed encode_update json",
     "cli.store_access": "CheckedStore SQLITE UnreadablePatch encode_update export is_encrypted load",
     "display": "lazy_names",
-    "display.graph_picture": "Edge Rounds",
+    "display.graph_svg": "Edge Rounds",
     "display.progress": "at_fork watching",
     "display.report": "ROLES",
     "display.stats": "sum_usage",
