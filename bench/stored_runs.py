@@ -85,6 +85,10 @@ WORKS = (
     Work("archive: list of 1,000 threads", "ms", "archived", {"threads": 1_000, "what": "list"}, None, 200),
     Work("archive: one of 1,000 threads by text", "ms", "archived", {"threads": 1_000, "what": "text"}, None, 200),
     *[
+        Work(f"record of 10,000 steps: {what}", unit, "recorded", {"commits": 10_000, "what": what}, None, goal)
+        for what, unit, goal in (("read", "ms", 1_700), ("JSON, gzip", "KiB", 150), ("compare", "ms", 1_000))
+    ],
+    *[
         Work(f"inspector: {what} of 10,000 steps", "ms", "inspected", {"commits": 10_000, "what": what}, None, goal)
         for what, goal in (("first rows", 500), ("jump", 200), ("step", 300))
     ],

@@ -8,7 +8,7 @@
     │   ├── PatchError (TypeError)
     │   ├── ImmutableError (TypeError)
     │   ├── UnsetFieldError (KeyError)
-    │   └── LMCallError                    the function of `record_lm_calls=`
+    │   └── LMCallError                    messages of LM calls, and the function of `record_lm_calls=`
     ├── NodeOutputError (ValueError)       a node
     ├── NodeTimeoutError (TimeoutError)    a node
     ├── MapError, SearchError              their items and trials
@@ -239,19 +239,23 @@ class UnsetFieldError(StateError, KeyError):
 
 
 class LMCallError(StateError):
-    """The function of `record_lm_calls=` has raised, or has returned what cannot be written.
+    """The messages of an LM call are not there, or the function of `record_lm_calls=` has failed.
 
-    Correct the function; the run can then be resumed. The text is stored as that of a failure, so it has nothing of the
-    text of the cause, which may be that of a prompt.
+    To ask again, record prompts with `record_lm_calls="full"`, or give messages. If the function has raised, or has
+    returned what cannot be written, correct it; the run can then be resumed. The text is stored as that of a failure,
+    so it has nothing of the text of the cause, which may be that of a prompt.
 
     Attributes:
         call: the `LMCall`, without messages and response.
-        cause: what the function has raised.
+        cause: what the function has raised; None if the messages are not there.
     """
 
-    def __init__(self, call: Any, cause: Exception) -> None:
+    def __init__(self, call: Any, cause: Exception | None = None) -> None:
         super().__init__(
-            f"the function given as record_lm_calls= failed with {type(cause).__name__} for an LM call of node "
+            f"the messages of the LM call of node {call.node!r} (execution {call.execution}) were not recorded: "
+            'compile(record_lm_calls="full") records those of later runs; or pass messages=[...]'
+            if cause is None
+            else f"the function given as record_lm_calls= failed with {type(cause).__name__} for an LM call of node "
             f"{call.node!r} (execution {call.execution}); the exception is the __cause__ of this one. Of the call, "
             "usage alone is stored, and the run has failed: mend the function, then thread.resume() continues"
         )

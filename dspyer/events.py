@@ -6,8 +6,9 @@ Every one is a frozen dataclass, can be pickled and compared, and has a `to_dict
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
+from importlib import import_module
 from typing import Annotated, Any
 
 from dspyer.errors import brief, error_text, shows_removed
@@ -339,6 +340,43 @@ class LMCall(JsonRecord):
     def tokens(self) -> int:
         """Tokens of prompt and response."""
         return self.prompt_tokens + self.response_tokens
+
+    def again(self, lm: Any = None, messages: Sequence[Mapping[str, Any]] | None = None) -> LMCall:
+        """Send the prompt again, as it was or edited, to see what the language model answers now.
+
+        It is no part of a run, and nothing is stored. No cache answers it or keeps the response: that would be the
+        first one. Of the first call messages alone are recorded: other options, such as tools, are those of `lm`.
+
+        Args:
+            lm: the language model; None for that of DSPy's settings.
+            messages: the messages; None for those that were recorded.
+
+        Returns:
+            The new call, with messages and response.
+
+        Raises:
+            LMCallError: if no messages are given, and none were recorded.
+            ValueError: if there is no language model.
+            LMError: whatever the language model raises.
+
+        Example:
+            >>> import dspy
+            >>> from dspyer import END, START, Graph
+            >>> from dspyer.testing import ScriptedLM
+            >>> graph = Graph().add_node("ask", dspy.Predict("question -> answer"))
+            >>> program = graph.add_path(START, "ask", END).compile(
+            ...     store=":memory:", record_lm_calls="full")
+            >>> t = program.thread("t-42")
+            >>> with ScriptedLM([{"answer": "Lyon"}, {"answer": "Paris"}]):
+            ...     run = t.run({"question": "Capital of France?"})
+            ...     first = t.record().calls("t-42.1/trunk:1")[0]
+            ...     again = first.again()
+            >>> "Lyon" in first.response, "Paris" in again.response
+            (True, True)
+        """
+        # By its name: calls are read without DSPy, which is above all that is stored.
+        found: LMCall = import_module("dspyer.lm.tap").call_again(self, lm, messages)
+        return found
 
 
 # --- events: the base class

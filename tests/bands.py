@@ -32,13 +32,13 @@ NOT_YET: dict[str, str] = {
     ),
     "archive.opening": "CheckedStore",
     "archive.run_info": (
-        "EndRow HistoryReader OpenRow RowKind current_status encode failures_of_run questions_at read_run sum_usage"
+        "EndRow HistoryReader OpenRow RowKind current_status encode failures_of_run read_run sum_usage waiting_at"
     ),
     "cli.programs": "decode_update encode",
     "cli.step_facts": "changed encode_update json",
     "cli.store_access": "CheckedStore SQLITE UnreadablePatch encode_update export is_encrypted load",
     "display": "lazy_names",
-    "display.graph_picture": "Edge Rounds",
+    "display.graph_svg": "Edge Rounds",
     "display.progress": "at_fork watching",
     "display.report": "ROLES",
     "display.stats": "sum_usage",
@@ -52,7 +52,7 @@ NOT_YET: dict[str, str] = {
         "CallOptions DaemonLoop Executing Inside LMRetryNotes PRICES Prices REQUEST Request Steps call_async "
         "executing record_lm_calls subscribing with_own_adapters"
     ),
-    "inspector.acting": "decode_update json named_classes",
+    "inspector.acting": "PRICES decode_update json named_classes",
     "inspector.reading": "RecordWriter",
     "lms.gate": "OVER at_fork clock current_gate current_limit end_of is_on_loop",
     "lms.reliable_lm": "FALLBACK clock estimate_tokens responses_asked retry_after token_counts",

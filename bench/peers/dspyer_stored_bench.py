@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gzip
 import json
 import multiprocessing
 import os
@@ -222,6 +223,33 @@ def archived(threads: int, what: str) -> Round:
     return measure
 
 
+def recorded(commits: int, what: str) -> Round:
+    """The record of a long run with a new connection, its JSON form without values, or it beside one with a step less.
+
+    The comparison is of two records that were read before.
+    """
+    folder = tempfile.mkdtemp()
+    path = str(Path(folder) / "runs.db")
+    with open_store(path) as store:
+        for name, steps in (("t", commits), ("shorter", commits - 1)):
+            looped(Watch(), steps).compile(store=store, max_steps=commits + 1).thread(name).run({"n": 0})
+
+    def measure() -> float:
+        with Archive(path) as archive:
+            if what == "read":
+                return timed(archive.thread("t").record, 1, lambda record: expect(len(record.steps), commits + 1))
+            record, shorter = archive.thread("t").record(), archive.thread("shorter").record()
+            if what == "compare":
+                return timed(
+                    lambda: record.compare(shorter), 1, lambda both: expect(len(both.pairs), len(record.steps))
+                )
+            steps = {name: value for name, value in record.to_dict().items() if name != "values"}
+            return float(len(gzip.compress(json.dumps(steps).encode())))
+
+    weakref.finalize(measure, shutil.rmtree, folder, ignore_errors=True)
+    return measure
+
+
 INSPECTED = {
     "first rows": ["threads", "run?thread=t", "commits?thread=t&count=200"],
     "jump": ["commits?thread=t&first={at}&count=200"],
@@ -299,6 +327,7 @@ WORKS: dict[str, Work] = {
     "fork_stored": fork_stored,
     "head": head,
     "archived": archived,
+    "recorded": recorded,
     "inspected": inspected,
     "killed": killed,
 }

@@ -17,9 +17,8 @@ import logging
 import time
 from collections import Counter, deque
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
-from functools import partial
 from threading import Event as Flag
 from threading import Lock, Thread
 from typing import TYPE_CHECKING
@@ -180,7 +179,7 @@ class RunningRun:
     retries: int = 0
     spent: SpentSum = field(default_factory=SpentSum)
     error: str = ""
-    told: deque[str] = field(default_factory=partial(deque, maxlen=TOLD))
+    told: deque[str] = field(default_factory=lambda: deque(maxlen=TOLD))
 
     def elapsed(self, now: float) -> float:
         """Seconds for which it has run."""
@@ -347,57 +346,74 @@ def progress() -> Iterator[None]:
         from dspyer.display.progress_screen import screen_of_process
     except ImportError as error:
         raise ImportError("dspyer.progress() needs rich: pip install rich") from error
-    _shared.enter(screen_of_process)
+    _display.enter(screen_of_process)
     try:
         yield
     finally:
-        _shared.leave()
+        _display.leave()
 
 
 class Display:
-    """Counts the events of all runs, and has them drawn by a thread of its own."""
+    """The display of the process, for all blocks that are active at once: the last one that ends closes it.
 
-    def __init__(self, screen: TerminalScreen | NotebookScreen) -> None:
-        self._screen = screen
+    It counts the events of all runs, and has them drawn by a thread of its own.
+    """
+
+    def __init__(self) -> None:
+        self._lock = Lock()
+        self._blocks = 0
+        self._screen: TerminalScreen | NotebookScreen | None = None  # None: nothing is drawn
+        self._watching: AbstractContextManager[None] | None = None
         self._arrived: deque[tuple[float, str, Event | Spending]] = deque()
-        self._runs = RunningRuns(time.monotonic())
-        self._stop = Flag()
-        self._over = False
-        self._watching = watching(self.see)
-        self._thread = Thread(target=self._draw, name="dspyer-progress", daemon=True)
 
-    def see(self, run_id: str, event: Event | Spending) -> None:
-        """Takes an event of a run. Called by the thread of the run: it does nothing that could fail."""
-        # An append to a deque is atomic: threads of runs never wait here.
-        if type(event) not in _NOT_SHOWN and not self._over:
-            self._arrived.append((time.monotonic(), run_id, event))
-
-    def start(self) -> None:
-        """Begins to draw."""
-        with self._ending_on_error():
-            self._screen.open()
-        self._thread.start()
-        self._watching.__enter__()  # last: what arrives before the thread runs would only wait
-
-    def stop(self) -> None:
-        """Draws the last lines, and ends."""
-        self._watching.__exit__(None, None, None)  # first: nothing arrives while the last lines are drawn
-        self._stop.set()
-        self._thread.join()
-        if not self._over:
+    def enter(self, screen_of: Callable[[], TerminalScreen | NotebookScreen | None]) -> None:
+        """Begins to draw for the first block."""
+        with self._lock:
+            screen = None if self._blocks else screen_of()
+            self._blocks += 1
+            if screen is None:
+                return
+            self._screen, self._runs, self._stop = screen, RunningRuns(time.monotonic()), Flag()
             with self._ending_on_error():
-                self._screen.close(self._counted(), time.monotonic())
-        self._over = True
+                screen.open()
+            self._thread = Thread(target=self._draw, name="dspyer-progress", daemon=True)
+            self._thread.start()
+            self._watching = watching(self._see)
+            self._watching.__enter__()  # last: what arrives before the thread runs would only wait
+
+    def leave(self) -> None:
+        """Draws the last lines after the last block, and ends."""
+        with self._lock:
+            self._blocks = max(0, self._blocks - 1)  # a forked process leaves blocks that it has not entered
+            if self._blocks or self._watching is None:
+                return
+            self._watching.__exit__(None, None, None)  # first: nothing arrives while the last lines are drawn
+            self._watching = None
+            self._stop.set()
+            self._thread.join()
+            if self._screen is not None:
+                with self._ending_on_error():
+                    self._screen.close(self._counted(), time.monotonic())
+            self._screen = None
 
     def forget(self) -> None:
         """Ends without drawing: in a forked process, which does not have the thread."""
-        self._over = True
-        self._watching.__exit__(None, None, None)
+        self._lock = Lock()  # another one: who held it does not exist here
+        if self._watching is not None:
+            self._watching.__exit__(None, None, None)
+        if self._screen is not None:
+            self._screen.release(forked=True)
+        self._blocks, self._screen, self._watching = 0, None, None
         self._arrived.clear()
-        self._screen.release(forked=True)
+
+    def _see(self, run_id: str, event: Event | Spending) -> None:
+        """Takes an event of a run. Called by the thread of the run: it does nothing that could fail."""
+        # An append to a deque is atomic: threads of runs never wait here.
+        if type(event) not in _NOT_SHOWN and self._screen is not None:
+            self._arrived.append((time.monotonic(), run_id, event))
 
     def _draw(self) -> None:
-        while not self._over and not self._stop.wait(REFRESH):
+        while self._screen is not None and not self._stop.wait(REFRESH):
             with self._ending_on_error():
                 self._screen.show(self._counted(), time.monotonic())
 
@@ -411,44 +427,12 @@ class Display:
         try:
             yield
         except Exception:
-            self._over = True
+            screen, self._screen = self._screen, None
             self._arrived.clear()
-            self._screen.release()
+            if screen is not None:
+                screen.release()
             logger.exception("the display of dspyer.progress() has failed; the runs go on without it")
 
 
-class _SharedDisplay:
-    """The display of the process, for all blocks that are active at once: the last one that ends closes it."""
-
-    def __init__(self) -> None:
-        self._lock = Lock()
-        self._blocks = 0
-        self._display: Display | None = None
-
-    def enter(self, screen_of: Callable[[], TerminalScreen | NotebookScreen | None]) -> None:
-        """Opens the display for the first block."""
-        with self._lock:
-            screen = None if self._blocks else screen_of()
-            if screen is not None:
-                self._display = Display(screen)
-                self._display.start()
-            self._blocks += 1
-
-    def leave(self) -> None:
-        """Closes it after the last one."""
-        with self._lock:
-            self._blocks = max(0, self._blocks - 1)  # a forked process leaves blocks that it has not entered
-            if not self._blocks and self._display is not None:
-                display, self._display = self._display, None
-                display.stop()
-
-    def forget(self) -> None:
-        """Drops the display in a forked process, where another thread may have held the lock."""
-        self._lock = Lock()  # another one: who held it does not exist here
-        if self._display is not None:
-            self._display.forget()
-        self._blocks, self._display = 0, None
-
-
-_shared = _SharedDisplay()
-at_fork(_shared.forget)
+_display = Display()
+at_fork(_display.forget)

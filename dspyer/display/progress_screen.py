@@ -275,12 +275,7 @@ def _same_terminal(file: TextIO | None, other: TextIO) -> bool:
 
 
 class TerminalScreen:
-    """A part of a terminal below everything that is printed.
-
-    Args:
-        console: writes to the terminal.
-        streams: the streams of `sys` that write to the same one.
-    """
+    """A part of a terminal below everything that is printed; `streams` of `sys` write to the same one."""
 
     def __init__(self, console: Console, streams: Iterable[str] = ()) -> None:
         self._console = console
@@ -367,11 +362,8 @@ class TerminalScreen:
 class LinesAbove:
     """A stream whose lines appear above the display.
 
-    A line that has only begun, such as the bar of tqdm, is shown at the top of the display. `\\r` begins it again.
-
-    Args:
-        screen: shows the display.
-        file: the stream that this one replaces; it gets what is written when the display is over.
+    A line that has only begun, such as the bar of tqdm, is shown at the top of the display. `\\r` begins it again. What
+    is written when the display is over goes to the `file` that this one replaces.
     """
 
     def __init__(self, screen: TerminalScreen, file: TextIO) -> None:

@@ -1,4 +1,4 @@
-"""Actions of the inspector on a thread, as `Thread` does it: answer, resume, stop, rerun, copy.
+"""Actions of the inspector on a thread, as `Thread` does it: answer, resume, stop, rerun, copy; and a prompt again.
 
 A request is answered when its run has begun: what is wrong with the request itself (an answer of the wrong type, a
 thread that another run owns) is raised before that. The run goes on in a thread of its own; readers follow its rows.
@@ -6,19 +6,22 @@ thread that another run owns) is raised before that. The run goes on in a thread
 
 from __future__ import annotations
 
+import json
 import logging
 import threading
 from collections.abc import Callable, Mapping
 from typing import Any
 
+import dspy
 from anyio.to_thread import run_sync
 from starlette.requests import Request
 from starlette.routing import Route
 
 from dspyer import CompiledGraph, Thread
-from dspyer.errors import InputError, NodeOutputError, RunStoppedError, StateError, ThreadError, error_text
-from dspyer.extend import Schema
+from dspyer.display import count_of
+from dspyer.errors import DspyerError, InputError, NodeOutputError, RunStoppedError, StateError, ThreadError, error_text
 from dspyer.inspector.json_answers import NOTHING, RefusedError, answered, body_of
+from dspyer.lm.tap import PRICES
 from dspyer.patch import decode_update
 from dspyer.runtime.streams import Events
 from dspyer.stores import Store
@@ -28,6 +31,7 @@ from dspyer.values import json as encoding
 logger = logging.getLogger("dspyer")
 
 PASS = "pass it, as in dspyer inspect STORE --program module:graph"
+NO_LM = "give its nodes lm=..., or call dspy.configure(lm=...) in its module"
 
 # What reading a malformed JSON form may raise.
 MALFORMED = (StateError, ValueError, TypeError, LookupError, AttributeError, ArithmeticError)
@@ -55,6 +59,12 @@ class Actions:
             _action("stop", self._stop, thread),
             _action("rerun", self._rerun, thread | at),
             _action("copy", self._copy, {**thread, "to": str}, {**at, "patch": dict}),
+            _action(
+                "again",
+                self._again,
+                {**thread, "run": str, "step": str, "call": int},
+                {"messages": list, "model": str},
+            ),
         ]
 
     def close(self) -> None:
@@ -83,8 +93,29 @@ class Actions:
     def _rerun(self, thread: str, at: str | int) -> dict[str, Any]:
         return self._begin(self._existing(thread)[0]._stream_rerun(at))
 
-    def _existing(self, name: str) -> tuple[Thread, Schema, Callable[[Any], Any]]:
-        """The thread, the schema of its program, and what decodes values of that.
+    def _again(
+        self, thread: str, run: str, step: str, call: int, messages: list[Any] | None = None, model: str | None = None
+    ) -> dict[str, Any]:
+        """The answer to a prompt that is sent again: to the model that it was sent to, or to another one."""
+        existing, program = self._existing(thread)
+        calls = existing.record(run).step(step).lm
+        if not 0 <= call < len(calls):
+            raise LookupError(f"the step {step!r} has {count_of(len(calls), 'LM call')}, and none of the number {call}")
+        asked, budget = calls[call], program.graph.budget
+        lm = _lm_of(program, asked.model, model)
+        try:
+            with dspy.context(**{PRICES: {} if budget is None else dict(budget.prices or {})}):
+                made = asked.again(lm, messages)
+        except DspyerError:
+            raise
+        except Exception as error:
+            raise RefusedError(502, error_text(error), kind=type(error).__name__) from error
+        text = made.response if isinstance(made.response, str) else json.dumps(made.response, ensure_ascii=False)
+        tokens = [made.prompt_tokens, made.response_tokens]
+        return {"text": text, "seconds": made.seconds, "tokens": tokens, "cost": made.cost, "model": made.model}
+
+    def _existing(self, name: str) -> tuple[Thread, CompiledGraph]:
+        """The thread, and the program that acts on it.
 
         Raises `LookupError` if there is no such thread: acting on a name that is mistyped must not make one.
         """
@@ -95,14 +126,13 @@ class Actions:
         program = self._programs.get(graph := str(run.header.get("graph", "")))
         if program is None:
             raise RefusedError(403, f"thread {name!r} is of the graph {graph!r}, and there is no program of it: {PASS}")
-        schema = program.graph.topology.schema
-        # Not the program's store: that of the archive is shown.
-        return Thread(program, self._store, name), schema, encoding.decoder(named_classes(schema))
+        return Thread(program, self._store, name), program  # not the program's store: that of the archive is shown
 
     def _answer(
         self, thread: str, answers: Mapping[str, Any], by: str | None = None, comment: str | None = None
     ) -> dict[str, Any]:
-        existing, _, decode = self._existing(thread)
+        existing, program = self._existing(thread)
+        decode = _decoder(program)
         given = _each(answers, lambda _, answer: decode(answer), "an answer is not in the JSON form of a value")
         try:
             return self._begin(existing.stream_resume(given, by=by, comment=comment))
@@ -115,7 +145,8 @@ class Actions:
     def _copy(
         self, thread: str, to: str, at: str | int | None = None, patch: Mapping[str, Any] | None = None
     ) -> dict[str, Any]:
-        existing, schema, decode = self._existing(thread)
+        existing, program = self._existing(thread)
+        schema, decode = program.graph.topology.schema, _decoder(program)
         update = None
         if patch is not None:
             state = existing.state if at is None else existing.at(at)
@@ -146,6 +177,24 @@ class Actions:
                 logger.error("a run that the inspector has begun broke off: resume it", exc_info=error)
         finally:
             del self._open[events]
+
+
+def _decoder(program: CompiledGraph) -> Callable[[Any], Any]:
+    return encoding.decoder(named_classes(program.graph.topology.schema))
+
+
+def _lm_of(program: CompiledGraph, asked: str, wanted: str | None) -> Any:
+    """The language model of a name, by default the one that was asked: of a program, or like one of it."""
+    graphs = [program.graph]
+    for graph in graphs:
+        graphs += graph.inner.values()
+    own = [predictor.lm for _, predictor in program.named_predictors()]
+    own += [getattr(layer, "lm", None) for graph in graphs for some in graph.given_layers.values() for layer in some]
+    known = {lm.model: lm for lm in (*own, dspy.settings.lm) if lm is not None}
+    if not known:
+        raise RefusedError(422, f"the program has no language model: {NO_LM}")
+    lm = known.get(wanted or asked) or known.get(asked) or next(iter(known.values()))
+    return lm if wanted is None or lm.model == wanted else lm.copy(model=wanted)
 
 
 def _each(given: Mapping[str, Any], read: Callable[[str, Any], Any], refusal: str) -> dict[str, Any]:

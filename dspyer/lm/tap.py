@@ -22,7 +22,7 @@ import dspy
 
 from dspyer.budget import Spending
 from dspyer.clock import TimeLimit
-from dspyer.errors import error_text, mark_lm_retries, retries_of_lm
+from dspyer.errors import LMCallError, error_text, mark_lm_retries, retries_of_lm
 from dspyer.events import LMCall
 from dspyer.lm.not_public import (
     CALLED,
@@ -35,6 +35,7 @@ from dspyer.lm.not_public import (
     Request,
     UsageTracker,
     _adapter_calls,
+    adapter_message_call,
     history_messages,
     model_info,
     rate,
@@ -601,6 +602,33 @@ def calls_so_far() -> Sequence[LMCall]:
     """The LM calls of the run around the caller so far."""
     recorder = subscriber(LMRecorder)
     return () if recorder is None else recorder.counted()[0]
+
+
+# --- a call that is made once more
+
+
+class _Heard(Subscriber):
+    """Keeps the first call that it hears of: an LM may ask others for its response."""
+
+    def __init__(self) -> None:
+        self.calls: list[TappedCall] = []
+
+    def begins(self, call: TappedCall) -> None:
+        """Keep a call."""
+        self.calls.append(call)
+
+
+def call_again(call: LMCall, lm: Any, messages: Sequence[Mapping[str, Any]] | None) -> LMCall:
+    """The call that sends the messages of another one again, or others: `LMCall.again`."""
+    if not (messages := call.messages if messages is None else messages):
+        raise LMCallError(call)
+    if (lm := lm or dspy.settings.lm) is None:
+        raise ValueError("no language model is set: pass lm=..., or dspy.configure(lm=...)")
+    heard, lm, sent = _Heard(), lm.copy(cache=False), [dict(one) for one in messages]
+    with dspy.context(**subscribing(heard)), adapter_message_call(lm, sent):  # in the form that an adapter sends
+        lm(messages=sent)
+    made = heard.calls[0].record(call.predictor, texts=True)
+    return replace(made, execution=call.execution, node=call.node, attempt=1)
 
 
 # --- the texts of a call

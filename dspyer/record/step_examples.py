@@ -144,7 +144,9 @@ class _StepReader:
         _, node = self._places[step.id]
         reads, gives, read = graph.reads[node], graph.gives[node], self._read(step) if self.is_whole else None
         # Unset inputs may be left out; of a graph inside of a node, what it has begun with may not be known.
-        if read is None or (step.parent is not None and not read.keys() >= {*reads.values()}):
+        if read is None or (step.parent is not None and not (read.keys() >= {*reads.values()})):
+            return None
+        if step.parent is not None and self._may_be_sent(step, graph):
             return None
         inputs = {name: read[field] for name, field in reads.items() if field in read}
         outputs = {name: self._output(step, graph, field, len(gives) == 1, read) for name, field in gives.items()}
@@ -155,6 +157,12 @@ class _StepReader:
         if DELETE in outputs.values() or not all(self.record.may_use(field, value) for field, value in used):
             return None
         return StepExample(inputs, outputs, self.record.id, self.record.thread, step.id)
+
+    def _may_be_sent(self, step: RecordStep, graph: DrawnGraph) -> bool:
+        """Return whether a router may have sent inputs to a step of a graph inside of a node, which are not stored."""
+        before = [self.record.step(one) for one in step.after if self.record.has(one)]
+        ways = {edge[:2] for edge in graph.edges if edge.conditional}
+        return any(len(one.to) > 1 and (one.node, step.node) in ways for one in before)
 
     def _output(self, step: RecordStep, graph: DrawnGraph, field: str, is_only: bool, read: Mapping[str, Any]) -> Any:
         """An output by its field; `DELETE` for none."""

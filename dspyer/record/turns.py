@@ -192,20 +192,31 @@ def _results(run: _Agents, scope: Scope, commits: Iterable[Commit]) -> Results:
     return found
 
 
-def tool_calls(steps: Iterable[RecordStep]) -> dict[str, ToolCall]:
+def tool_calls(steps: Sequence[RecordStep]) -> dict[str, ToolCall]:
     """The calls of the steps that are calls of tools, by the ids of the steps, as they may be shown."""
-    asked: dict[tuple[str | None, str], str] = {}
+    asked: dict[tuple[str | None, str], Mapping[str, str]] = {}  # the functions that are called, by graph and call
     found: dict[str, ToolCall] = {}
+    open_calls: dict[tuple[str | None, str], dict[str, None]] = {}
     for step in steps:
-        if step.commit is None:
+        # Most steps of most runs have none of both, and a page asks after each change.
+        if step.commit is None or (MESSAGES not in step.commit.patch and HANDOFFS not in step.commit.patch):
             continue
-        left = [entry.raw("message") for entry in messages_in(step.commit.patch.get(HANDOFFS))]
-        for message in (*_messages(step.commit), *left):
+        handed = [entry.raw("message") for entry in messages_in(step.commit.patch.get(HANDOFFS))]
+        for message in (*_messages(step.commit), *handed):
             for call in message.raw("tool_calls", None) or ():
-                asked[step.parent, call["id"]] = call["function"]["arguments"]
+                asked[step.parent, call["id"]] = call["function"]
+                open_calls.setdefault((step.parent, call["function"]["name"]), {})[call["id"]] = None
             if message.raw("role", None) == "tool" and message.raw("name", None) == step.node:
                 name = message.raw("tool_call_id")
-                found[step.id] = _tool_call(name, step.node, asked.get((step.parent, name)), message)
+                function = asked.get((step.parent, name), {})
+                found[step.id] = _tool_call(name, step.node, function.get("arguments"), message)
+                open_calls.get((step.parent, step.node), {}).pop(name, None)
+    for step in steps:  # one that waits, or has stopped: calls of one tool are made in the order of the model
+        if step.commit is None and (ids := open_calls.get((step.parent, step.node))):
+            question = None if step.asked is None else step.asked.question.call
+            name = question.id if question is not None and question.id in ids else next(iter(ids))
+            del ids[name]
+            found[step.id] = _tool_call(name, step.node, asked[step.parent, name]["arguments"], None)
     return found
 
 

@@ -81,8 +81,6 @@ class RecordWriter:
 
     def run(self, record: Record) -> dict[str, Any]:
         """The run as a whole."""
-        usage = record.usage.values()
-        tokens = [sum([used.get(name, 0) for used in usage]) for name in ("prompt_tokens", "completion_tokens")]
         asked = [step.asked for step in record.steps if step.asked is not None]
         origin, hidden, is_open = record.origin, record.hidden, record.status != "completed"
         return {
@@ -92,9 +90,9 @@ class RecordWriter:
             "status": record.status,
             "started": _time(record.started),
             "ended": None if record.ended is None else _time(record.ended),
-            "tokens": tokens,
+            "tokens": list(record.tokens),
             "cost": record.cost,
-            "requests": sum([used.get("requests", 0) for used in usage]),
+            "requests": record.requests,
             "models": list(record.usage),
             "questions": [one.question.id for one in asked if is_open and one.answer is None],
             "failure": self._failure(record.failures[0]) if record.failures else None,
@@ -147,7 +145,7 @@ class RecordWriter:
     def _add(self, plain_value: Any) -> str:
         # Sorted: values that are equal have one id, whatever order their keys came in.
         text = json.dumps(plain_value, ensure_ascii=False, sort_keys=True)
-        name = blake2b(text.encode("utf-8", "surrogatepass"), digest_size=8).hexdigest()
+        name = blake2b(text.encode("utf-8", "surrogatepass"), digest_size=6).hexdigest()
         self._values.setdefault(name, plain_value)
         return name
 

@@ -54,7 +54,7 @@ function Failure({ record, failure, title }) {
   return (
     <div class="note bad">
       <b>{title}{failure.attempt > 1 ? ` in attempt ${failure.attempt}` : ""}: {failure.type}</b>
-      <Text record={record} of={failure.message} />
+      <p><Text record={record} of={failure.message} /></p>
       {failure.traceback && (
         <details>
           <summary>Traceback</summary>
@@ -97,26 +97,26 @@ function Asked({ record, step, about }) {
   if (asked.answer) {
     return (
       <>
-        {!step.call && <div class="note wait"><span class="k">asked{asked.at ? ` ${when(asked.at)}` : ""}</span><Text record={record} of={asked.text} /></div>}
+        {!step.call && <div class="note wait"><span class="k">asked{asked.at ? ` ${when(asked.at)}` : ""}</span><p><Text record={record} of={asked.text} /></p></div>}
         <Given record={record} asked={asked} />
       </>
     );
   }
   return (
     <div class="asks">
-      <div class="note wait"><b>Waits for an answer</b>{asked.at ? ` since ${when(asked.at)}` : ""}{asked.expires ? `, until ${when(asked.expires)}` : ""}<Text record={record} of={asked.text} /></div>
+      <div class="note wait"><b>Waits for an answer</b>{asked.at ? ` since ${when(asked.at)}` : ""}{asked.expires ? `, until ${when(asked.expires)}` : ""}<p><Text record={record} of={asked.text} /></p></div>
       {embedded ? null : <AnswerForm record={record} question={asked} about={about} />}
     </div>
   );
 }
 
-function Posts({ record, step }) {
-  if (!step.messages.length) return null;
+function Messages({ record, messages, words }) {
+  if (!messages?.length) return null;
   return (
     <div class="note">
-      <b>{plural(step.messages.length, "message")} taken here</b>
-      {step.messages.map((message) => (
-        <div key={message.number}><span class="k">{message.by ?? "sent"} {when(message.at)}</span><Text record={record} of={message.text} /></div>
+      <b>{plural(messages.length, "message")} {words}</b>
+      {messages.map((message) => (
+        <div key={message.number}><span class="k">{message.by ?? "sent"} {when(message.at)}</span><p><Text record={record} of={message.text} /></p></div>
       ))}
     </div>
   );
@@ -162,13 +162,14 @@ export function Pane({ record, step, tab, onTab, onSelect, onBack, about, now })
         <span class="acts"><Acts record={record} step={step} about={about} /></span>
       </div>
       <Summary record={record} step={step} now={now} />
-      {step.status === "unreadable" && <div class="note bad"><b>This step cannot be read</b><Text record={record} of={step.reason ?? ""} /></div>}
-      {step.reason && step.status !== "unreadable" && <div class="note"><span class="k">why it went on so</span><Text record={record} of={step.reason} /></div>}
+      {step.status === "unreadable" && <div class="note bad"><b>This step cannot be read</b><p><Text record={record} of={step.reason ?? ""} /></p></div>}
+      {step.reason && step.status !== "unreadable" && <div class="note"><span class="k">why it went on so</span><p><Text record={record} of={step.reason} /></p></div>}
       <Attempts record={record} step={step} />
       {step.failure && <Failure record={record} failure={step.failure} title="Failed" />}
       <Boundary what="The question" of={step.id}><Asked record={record} step={step} about={about} /></Boundary>
       {step.call && step.kind !== "agent" && <Call record={record} step={step} />}
-      {step.kind !== "agent" && <Posts record={record} step={step} />}
+      {step.kind !== "agent" && <Messages record={record} messages={step.messages} words="taken here" />}
+      {step.parent === null && step.id === record.inside(null).at(-1)?.id && <Messages record={record} messages={record.run.unread} words="not taken yet" />}
       <Tabs label="What is shown of the step" tabs={tabs} selected={shown.id} onSelect={onTab} />
       <div id="panel" role="tabpanel" aria-labelledby={`tab-${shown.id}`} tabIndex={0}>
         <Boundary what={shown.name} of={`${step.id} ${shown.id} ${record.position}`}>

@@ -183,7 +183,7 @@ export function Strip({ record, selected, onSelect, now, lanes = 5 }) {
               <g key={fold.from} class="fold">
                 <rect x={fold.x + 1} y="14" width={Math.max(1, fold.width - 2)} height={height - 13} rx="3" fill="url(#hatch)" />
                 {fold.width > 12 && (
-                  <text x={Math.min(Math.max(fold.x + fold.width / 2, 42), width - 42)} y="10">{fold.asked ? "waited" : "paused"} {duration(fold.till - fold.from)}</text>
+                  <text x={Math.min(Math.max(fold.x + fold.width / 2, 42), width - 42)} y="10">{fold.open ? "waits" : `${fold.asked ? "waited" : "paused"} ${duration(fold.till - fold.from)}`}</text>
                 )}
               </g>
             ))}

@@ -7,7 +7,7 @@ export const isOwn = (record, step) => !record.run.origin || step.id.startsWith(
 
 const AROUND = new Set(["agent", "graph", "map", "search", "item", "trial"]); // their time is that of the steps inside of them
 
-// {from, till, folds: [{from, till, asked}], work, waited}, in seconds since the epoch.
+// {from, till, folds: [{from, till, asked, open}], work, waited}, in seconds since the epoch; what is open still waits.
 export function times(record, now = 0) {
   const old = kept.get(record);
   if (old && (old.now === now || !old.running)) return old;
@@ -26,6 +26,7 @@ export function times(record, now = 0) {
     if (!inner || !(AROUND.has(step.kind) || step.waited > 0)) busy.push([step.started, end]);
   }
   const found = { now, running, from, till, folds: gaps(busy.sort((a, b) => a[0] - b[0]), asked) };
+  if (!running && asked.some(([, answered]) => answered === Infinity)) found.folds.push({ from: till, till, asked: true, open: true });
   if (!Number.isFinite(from)) Object.assign(found, { from: 0, till: 0 });
   found.work = found.till - found.from - found.folds.reduce((all, fold) => all + fold.till - fold.from, 0);
   found.waited = found.folds.reduce((all, fold) => all + (fold.asked ? fold.till - fold.from : 0), 0);
@@ -86,13 +87,12 @@ export function scale(all, width, view = null) {
   };
   x.back = (pixel) => {
     let left = pixel;
-    for (const mark of shown) {
-      const at = x(mark.from);
+    for (const { x: at } of x.folds) {
       if (pixel > at) left -= Math.min(fold, pixel - at);
     }
     return a + (left / free) * (b - a);
   };
-  x.folds = shown.map((mark) => ({ ...mark, x: x(mark.from), width: fold }));
+  x.folds = shown.map((mark, i) => ({ ...mark, x: place(mark.at, i), width: fold }));
   x.view = [a, b];
   x.at = (work) => place(work, shown.filter((mark) => mark.at < work).length);
   return x;

@@ -7,7 +7,7 @@ import { hintOf, isBookkeeping, nameOf } from "./names.js";
 import { hue, Kind, Tag } from "./parts.jsx";
 import { useValues } from "./record.js";
 import { useSearch } from "./search.js";
-import { scale, span, times, worked } from "./times.js";
+import { isOwn, scale, span, times, worked } from "./times.js";
 
 const ROW = 30;
 const OVER = 10; // rows above and below those in sight
@@ -52,6 +52,7 @@ function Marks({ record, step, values, where }) {
   const problems = step.kind === "check" ? values.get(problemsOf(record, step)) : null;
   return (
     <>
+      {!isOwn(record, step) && step.parent === null && <Tag title={`done by ${record.run.origin.run}`}>shared</Tag>}
       {where && <Tag title="where the search found it">{where}</Tag>}
       {step.failed.length > 0 && <Tag tone="bad">{plural(step.failed.length, "failed attempt")}</Tag>}
       {step.status === "unreadable" && <Tag tone="bad">unreadable</Tag>}
@@ -73,7 +74,7 @@ function Row({ record, row, top, selected, onSelect, onToggle, x, all, values, w
   const [a, b] = when ? [x(when.from), x(when.till)] : [0, 0];
   const book = isBookkeeping(record, step);
   const [used, hint] = [sum(total.tokens), hintOf(step)];
-  const took = when && step.kind !== "start" && step.kind !== "edit" && step.status !== "waiting" ? worked(all, when.from, when.till) : null;
+  const took = when && step.kind !== "start" && step.kind !== "edit" && (inner || step.status !== "waiting") ? worked(all, when.from, when.till) : null;
   return (
     <div
       id={`row-${step.id}`}
@@ -105,7 +106,7 @@ function Row({ record, row, top, selected, onSelect, onToggle, x, all, values, w
         <Marks record={record} step={step} values={values} where={where} />
       </div>
       <div class="barcell" aria-hidden="true">
-        {when && step.kind !== "start" && <i class="tbar" style={{ left: `${Math.max(0, Math.min(a, x.width - 2))}px`, width: `${Math.max(2, Math.min(b, x.width) - a)}px`, background: hue(step.kind) }} />}
+        {when && step.kind !== "start" && isOwn(record, step) && <i class="tbar" style={{ left: `${Math.max(0, Math.min(a, x.width - 2))}px`, width: `${Math.max(2, Math.min(b, x.width) - a)}px`, background: hue(step.kind) }} />}
       </div>
       <div class="r num">{used ? amount(used) : ""}</div>
       <div class="r num">{took === null ? "" : duration(took)}</div>

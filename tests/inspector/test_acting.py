@@ -7,12 +7,15 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Annotated, Any, NamedTuple
 
+import dspy
 import pytest
 from pydantic import BaseModel, Field
 
 import dspyer.inspector
-from dspyer import END, START, CompiledGraph, Graph, Thread, reducers
+from dspyer import END, START, Budget, CompiledGraph, Graph, Thread, reducers
+from dspyer.errors import LMCallError
 from dspyer.stores import Memory
+from dspyer.testing import ScriptedLM
 from tests.inspector.asking import TOKEN, get, post
 from tests.rows import each
 
@@ -284,6 +287,71 @@ def test_each_run_is_acted_on_by_the_program_of_its_graph(setting: Setting) -> N
     assert (both.ended(), others.thread("o").status) == ("completed", "completed")
     with pytest.raises(ValueError, match="two programs have a graph of the name 'Other'"):
         dspyer.inspector.app(store, [mine, others, other.compile(store=store)], token=TOKEN)
+
+
+# --- a prompt again
+
+
+def asking(record: str = "full", lm: Any = None) -> tuple[Any, str, CompiledGraph]:
+    """An app, its step that has asked a model, and its program; "bound" is the model of the node."""
+    graph = Graph(name="Ask").add_node("ask", dspy.Predict("question -> answer"), lm=lm).add_path(START, "ask", END)
+    store = Memory()
+    budget = Budget(cost=1, prices=dict.fromkeys(("scripted", "bound"), (1.0, 2.0)))
+    program = graph.compile(store=store, record_lm_calls=record, budget=budget)  # type: ignore[arg-type]
+    program.thread("t").run({"question": "Capital of France?"}).raise_error()
+    return dspyer.inspector.app(store, program, token=TOKEN), "t.1/trunk:1", program
+
+
+def test_a_prompt_is_sent_again_and_stored_nowhere() -> None:
+    words = [{"answer": word} for word in ("Lyon", "Paris", "Nice")]
+    lm = ScriptedLM([*words, ConnectionError("down")], model="scripted")
+    with dspy.context(lm=lm):
+        app, step, _ = asking()
+        body: dict[str, Any] = {"thread": "t", "run": "t.1", "step": step, "call": 0}
+        before = get(app, "record", thread="t")
+        found = post(app, "again", **body).json()
+        assert "Paris" in found.get("text", ""), found
+        assert (found["model"], found["cost"] > 0, found["seconds"] > 0) == ("scripted", True, True)
+        assert found["cost"] == pytest.approx(1e-6 * found["tokens"][0] + 2e-6 * found["tokens"][1])
+        edited = [{"role": "user", "content": "And of Piedmont?"}]
+        found = post(app, "again", **body, messages=edited, model="other").json()
+        assert ("Nice" in found["text"], found["model"]) == (True, "other")
+        assert [one.content for one in lm.calls[-1].prompt.turns] == ["And of Piedmont?"]
+        failed = post(app, "again", **body)
+        assert (failed.status_code, failed.json()["error"]["type"]) == (502, "LMUnexpectedError")
+        rows = [({"call": 1}, 404), ({"step": "t.1/odd"}, 404), ({"run": "odd"}, 409), ({"call": -1}, 404)]
+        for wrong, status in [*rows, ({"messages": "text"}, 400)]:
+            assert post(app, "again", **{**body, **wrong}).status_code == status
+    after = get(app, "record", thread="t")
+    assert [after[name] for name in ("run", "items", "count")] == [before[name] for name in ("run", "items", "count")]
+
+
+def test_a_prompt_again_asks_the_model_of_its_node_or_says_what_is_missing() -> None:
+    script = {"France": {"answer": "Paris"}}
+    app, step, _ = asking(lm=ScriptedLM(script, model="bound"))
+    body: dict[str, Any] = {"thread": "t", "run": "t.1", "step": step, "call": 0}
+    with dspy.context(lm=ScriptedLM([], model="other")):
+        assert post(app, "again", **body).json()["model"] == "bound"
+    with dspy.context(lm=ScriptedLM(script)):
+        app, step, program = asking("usage")
+        refused = post(app, "again", **body)
+        assert (refused.status_code, refused.json()["error"]["type"]) == (422, "LMCallError")
+        assert 'record_lm_calls="full"' in refused.json()["error"]["message"]
+        (call,) = program.thread("t").record().calls(step)
+        with pytest.raises(LMCallError, match="record_lm_calls"):
+            call.again()
+        again = call.again(messages=[{"role": "user", "content": "France"}])
+        assert (again.node, again.execution, again.predictor) == (call.node, call.execution, call.predictor)
+    refused = post(app, "again", **body)
+    assert (refused.status_code, "dspy.configure" in refused.json()["error"]["message"]) == (422, True)
+
+
+def test_no_cache_answers_a_prompt_that_is_sent_again() -> None:
+    words = iter(("Lyon", "Paris"))
+    lm = ScriptedLM(lambda prompt: {"answer": next(words)}, cache=True)
+    with dspy.context(lm=lm):
+        app, step, _ = asking()
+        assert "Paris" in post(app, "again", thread="t", run="t.1", step=step, call=0).json()["text"]
 
 
 def test_a_program_needs_the_store_of_its_archive() -> None:

@@ -74,6 +74,18 @@ def agent(what: str, answer: str) -> Record:
         return graph.add_path(START, "lead", END).compile().run({"question": "Why?"}).record()
 
 
+def waiting(what: str) -> Record:
+    def pay(what: str) -> str:
+        """Pays for it."""
+        return what
+
+    loop = agents.tool_loop("question -> answer", [agents.tool(pay, approve=True)])
+    thread = Graph().add_node("lead", loop).add_path(START, "lead", END).compile(store=":memory:").thread("t")
+    with ScriptedLM([turn(("pay", {"what": what}))]):
+        thread.run({"question": "Why?"})
+    return thread.record()
+
+
 def failing(n: int) -> Record:
     def work(n: int) -> dict[str, Any]:
         if n:
@@ -118,6 +130,7 @@ CASES: dict[str, tuple[Callable[[], tuple[Record, Record]], list[str]]] = {
     ),
     "what it says": (lambda: (prompted("a", "x"), prompted("a", "y")), ["~say text"]),
     "no prompts": (lambda: (prompted("a", "x", "usage"), prompted("b", "x")), ["~START topic"]),
+    "calls that wait": (lambda: (waiting("tea"), waiting("rum")), ["~.react says", "~.pay args question"]),
     "an agent": (
         lambda: (agent("ants", "x"), agent("bees", "y")),
         ["~lead answer", "~.react says", "~.look args result", "~.react says", "~.settle answer"],

@@ -485,6 +485,8 @@ def test_a_damaged_row_is_a_step_and_the_rest_is_shown(tmp_path: Path) -> None:
             had_body = file.execute(f"UPDATE entry SET body = x'1234' {where}", row).rowcount
         with closing(SQLite(damaged)) as store:
             record = same_record(program_of(2, store).thread("t"), store)
+        compared(record, record)
+        exemplary(record)
         lost = [step for step in record.steps if step.status == "unreadable"]
         assert bool(lost) == bool(had_body), kind
         assert len(record.steps) >= len(whole.steps) - 1, kind

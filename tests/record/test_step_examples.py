@@ -101,6 +101,10 @@ def sending() -> Graph:
     return graph.add_edge(START, "plan").add_edge("say", END)
 
 
+def inside(inner: Graph) -> Graph:
+    return Graph(Desk, inputs=["text"]).add_node("desk", inner).add_path(START, "desk", END)
+
+
 SAID = ({"text": "ants"}, {"label": "ANTS"})
 CASES: dict[str, tuple[Any, dict[str, Any], str, list[Any]]] = {
     "a predictor": (lambda: node(dspy.Predict("text -> label")), {"text": "ants"}, "say", [SAID]),
@@ -131,6 +135,7 @@ CASES: dict[str, tuple[Any, dict[str, Any], str, list[Any]]] = {
         "say",
         [({"text": "a"}, {"notes": ["a"]}), ({"text": "b"}, {"notes": ["b"]})],
     ),
+    "sent in a graph": (lambda: inside(sending()), {"text": "x"}, "desk/say", []),
     "in a graph": (nested, {"report": "ants"}, "desk/judge", [SAID]),
     "in a tool": (lead, {"task": "Read."}, "lead/look/judge", [SAID]),
     "the check of an agent": (
