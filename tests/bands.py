@@ -32,7 +32,7 @@ NOT_YET: dict[str, str] = {
     ),
     "archive.opening": "CheckedStore",
     "archive.run_info": (
-        "EndRow HistoryReader OpenRow RowKind current_status encode failures_of_run questions_at read_run sum_usage"
+        "EndRow HistoryReader OpenRow RowKind current_status encode failures_of_run read_run sum_usage waiting_at"
     ),
     "cli.programs": "decode_update encode",
     "cli.step_facts": "changed encode_update json",
@@ -53,7 +53,7 @@ NOT_YET: dict[str, str] = {
         "executing record_lm_calls subscribing with_own_adapters"
     ),
     "inspector.acting": "PRICES decode_update json named_classes",
-    "inspector.reading": "RecordWriter",
+    "inspector.reading": "RecordWriter StepExamples examples_of",
     "lms.gate": "OVER at_fork clock current_gate current_limit end_of is_on_loop",
     "lms.reliable_lm": "FALLBACK clock estimate_tokens responses_asked retry_after token_counts",
     "migrate.channels": "CopyOnRead RecentFindings SCALARS classes_in is_rebuildable mentions message_list",
