@@ -33,9 +33,10 @@ export const stepLink = (id) => href("run", { ...parse(location.hash).params, st
 // Steps in turns, each of which begins with that of a mode: [{head, steps}]. What comes before the first one has no head.
 function turnsOf(record, agent) {
   const modes = modesOf(record.graph(agent === null ? "" : record.inner(agent)));
+  const takes = (step) => (modes.size ? modes.has(step.node) : step.kind === "module" && step.wrote.messages); // a graph that is not known
   const turns = [{ head: null, steps: [] }];
   for (const step of record.inside(agent)) {
-    if (modes.has(step.node)) turns.push({ head: step, steps: [step] });
+    if (takes(step)) turns.push({ head: step, steps: [step] });
     else if (step.kind !== "join") turns.at(-1).steps.push(step); // a join repeats what its branches said
   }
   return turns;
@@ -49,21 +50,22 @@ function listsOf(agent, turns) {
   return wrote.slice(Math.max(0, last)).map((step) => step.wrote.messages.value);
 }
 
-// The messages of each turn, those of earlier runs apart. A message has the id of its step and a number.
-function messagesOf(record, agent, turns, lists) {
+// The id of a message is that of its step and a number.
+const stepOf = (message) => String(message.id).replace(/\/\d+$/, "");
+
+// The messages by turn; under null those of earlier runs, which come first.
+function messagesOf(agent, turns, lists) {
   const seen = new Set();
-  const place = new Map(turns.flatMap((turn, at) => turn.steps.map((step) => [step.id, at])));
-  const found = turns.map(() => []);
-  const earlier = [];
-  let at = agent === null ? -1 : 0;
+  const places = new Map(turns.flatMap((turn) => turn.steps.map((step) => [step.id, turn])));
+  const found = new Map([[null, []], ...turns.map((turn) => [turn, []])]);
+  let turn = agent === null ? null : turns[0];
   for (const message of lists.flat()) {
     if (message === null || typeof message !== "object" || seen.has(message.id)) continue;
     if (message.id != null) seen.add(message.id);
-    at = place.get(String(message.id).replace(/\/\d+$/, "")) ?? at;
-    if (at < 0) earlier.push(message);
-    else if (found[at]) found[at].push(message);
+    turn = places.get(stepOf(message)) ?? turn;
+    found.get(turn).push(message);
   }
-  return { found, earlier };
+  return found;
 }
 
 const isTask = (message) => message.role === "user" && message.turn;
@@ -105,7 +107,7 @@ function Asked({ record, step, about }) {
   const value = useValues(record, asked.answer?.value ? [asked.answer.value] : []).get(asked.answer?.value);
   if (!asked.answer) {
     return (
-      <div class="note wait asked">
+      <div class="note wait beneath">
         <b>{asked.call ? "Waits for approval" : "Waits for an answer"}</b>
         <p class="whole"><Text record={record} of={asked.text} /></p>
         {!embedded && <Boundary what="The form" of={asked.id}><AnswerForm record={record} question={asked} about={about} /></Boundary>}
@@ -116,7 +118,7 @@ function Asked({ record, step, about }) {
   const refused = isRefusal(value);
   const decides = asked.call || refused || value === true || value?.ok === true;
   return (
-    <div class={`note asked ${refused ? "bad" : "ok"}`}>
+    <div class={`note beneath ${refused ? "bad" : "ok"}`}>
       <b>{decides ? (refused ? "Refused" : "Approved") : "Answered"}</b>
       {by && ` by ${by}`}
       {at && asked.at ? <span class="soft" title={when(at)}> after {duration(at - asked.at)}</span> : null}
@@ -202,7 +204,7 @@ function Call({ record, call, refused, about, depth }) {
           <div><div class="k">result</div><Result record={record} call={call} /></div>
         </div>
       )}
-      {result?.problems?.length > 0 && <div class="note wait asked"><b>Its check found</b><Problems of={result.problems} /></div>}
+      {result?.problems?.length > 0 && <div class="note wait beneath"><b>Its check found</b><Problems of={result.problems} /></div>}
       {step?.asked && <Asked record={record} step={step} about={about} />}
       {step?.posts.length > 0 && <Posts record={record} posts={step.posts} />}
       {inner && <Inside record={record} step={step} about={about} depth={depth} />}
@@ -282,8 +284,8 @@ function Turn({ record, turn, messages, loading, about, depth }) {
   const known = new Set((message?.tool_calls ?? []).map((call) => call.id));
   const after = (at < 0 ? (head ? messages : []) : messages.slice(at + 1)).filter((one) => one.role !== "tool" || !known.has(one.tool_call_id));
   const byId = new Map(steps.map((step) => [step.id, step]));
-  const said = (list) => list.map((one, i) => <Said key={one.id ?? i} record={record} message={one} step={byId.get(String(one.id).replace(/\/\d+$/, ""))} />);
-  const refused = after.some((one) => one.role === "user" && byId.get(String(one.id).replace(/\/\d+$/, ""))?.kind === "check");
+  const said = (list) => list.map((one, i) => <Said key={one.id ?? i} record={record} message={one} step={byId.get(stepOf(one))} />);
+  const refused = after.some((one) => one.role === "user" && byId.get(stepOf(one))?.kind === "check");
   const others = head ? steps.filter((step) => step !== head) : steps.filter((step) => step.kind === "tool" || (step.kind === "agent" && step.call));
   const failures = head?.failed.length > 0 && <Tag tone="bad">{plural(head.failed.length, "failed attempt")}</Tag>;
   const forced = message?.forced && <Tag tone="wait">{REASONS[message.forced] ?? message.forced}</Tag>;
@@ -333,25 +335,27 @@ function Earlier({ record, messages }) {
 }
 
 function Talk({ record, agent, about, depth = 0 }) {
-  const turns = turnsOf(record, agent);
-  const [shown, first, pages] = usePages(turns, TURNS, "turn");
-  const ids = agent === null ? listsOf(agent, turns) : listsOf(agent, shown);
+  const [begin, ...turns] = turnsOf(record, agent);
+  const [page, first, pages] = usePages(turns, TURNS, "turn");
+  const shown = first ? page : [begin, ...page];
+  const all = [begin, ...turns];
+  const ids = listsOf(agent, agent === null ? all : shown);
   const values = useValues(record, ids);
   const lists = ids.map((id) => values.get(id)).filter(Array.isArray);
-  const loading = ids.length > 0 && !ids.some((id) => values.has(id));
-  const missing = (turn) => turn.steps.some((step) => step.wrote.messages?.value && !values.has(step.wrote.messages.value));
-  if (loading) return <p class="soft" aria-busy="true">…</p>;
-  const { found, earlier } = messagesOf(record, agent, agent === null ? turns : shown, lists);
+  if (ids.length && !ids.some((id) => values.has(id))) return <p class="soft" aria-busy="true">…</p>;
+  const missing = (turn) => agent !== null && turn.steps.some((step) => step.wrote.messages?.value && !values.has(step.wrote.messages.value));
+  const messages = messagesOf(agent, agent === null ? all : shown, lists);
+  const earlier = messages.get(null);
   return (
     <div class="talk">
       {pages && <div class="pager">{pages}</div>}
       {earlier.length > 0 && !first && <Earlier record={record} messages={earlier} />}
-      {shown.map((turn, at) => (
+      {shown.map((turn) => (
         <Boundary key={turn.head?.id ?? "task"} what="This turn" of={record.position}>
-          <Turn record={record} turn={turn} messages={found[agent === null ? first + at : at]} loading={agent !== null && missing(turn)} about={about} depth={depth} />
+          <Turn record={record} turn={turn} messages={messages.get(turn)} loading={missing(turn)} about={about} depth={depth} />
         </Boundary>
       ))}
-      {turns.length === 1 && !lists.length && <p class="soft">The agent has not begun yet.</p>}
+      {!turns.length && !lists.length && <p class="soft">The agent has not begun yet.</p>}
     </div>
   );
 }

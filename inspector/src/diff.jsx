@@ -192,8 +192,9 @@ export function Diff({ before, after }) {
   if (typeof before === "string" && typeof after === "string") return <TextDiff before={before} after={after} />;
   if (before !== undefined && same(before, after)) return <Value of={after} />;
   if (rows?.some((row) => row.equal) || (rows && rows.length && !Array.isArray(before))) return <Rows rows={rows} list={Array.isArray(before)} />;
+  const parts = [before, after].some((value) => value !== null && typeof value === "object" && !isRaw(value));
   return (
-    <span class="whole">
+    <span class={parts ? "whole parts" : "whole"}>
       {before !== undefined && <del><Value of={before} plain /></del>}
       {after !== undefined && <ins><Value of={after} plain /></ins>}
     </span>

@@ -29,7 +29,7 @@ function unflat(text, others) {
   const clean = text.trim();
   if (!others.length) return clean;
   const found = clean.split(/([\u{F0000}-\u{FFFFD}])/u).filter(Boolean).map((piece) => others[piece.codePointAt(0) - MARK] ?? piece.trim());
-  const parts = found.filter((part) => part !== "");
+  const parts = found.filter((part) => part !== "" && part !== '"'); // BAML quotes a picture
   return parts.every((part) => typeof part === "string") ? parts.join("") : parts;
 }
 

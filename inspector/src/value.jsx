@@ -80,6 +80,7 @@ const isScalar = (value) => value === null || typeof value !== "object" || isRaw
 // A value in one line, cut after some characters.
 export function gist(value, most = INLINE) {
   const text = typeof value === "string" ? value : isScalar(value) ? (value === null ? "None" : isRaw(value) ? value.rawJSON : String(value)) : lineOf(value, most);
+  if (!text) return "empty text";
   const line = text.slice(0, most * 2).replace(/\s+/g, " ").trim();
   return line.length > most ? `${line.slice(0, most - 1)}…` : line;
 }
