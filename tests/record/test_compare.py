@@ -162,16 +162,15 @@ def test_what_items_wait_for_at_the_same_time_counts_once() -> None:
     graph = Graph().add_map("each", item, over="rows", item="row", into="out").add_path(START, "each", END)
     thread = graph.compile(store=":memory:").thread("t")
     run = thread.run({"rows": [1, 2, 3]})
-    time.sleep(0.1)
+    time.sleep(0.05)
     thread.resume({question.id: True for question in run.questions})
     record = thread.record()
-    assert record.ended is not None
-    (mapped,) = [step for step in record.steps if step.kind == "map"]
+    (mapped,) = [step.waited for step in record.steps if step.kind == "map"]
     items = [step.waited for step in record.steps if step.kind == "item"]
-    assert max(items) <= mapped.waited < 0.9 * sum(items)
-    assert record.waited == pytest.approx(mapped.waited, abs=0.02)
-    assert record.seconds + record.waited <= record.ended - record.started + 0.02
-    assert record.seconds < 0.1 < record.waited
+    assert 0.04 < max(items) <= mapped < 0.9 * sum(items)
+    assert 0.04 < record.waited <= mapped
+    assert record.ended is not None
+    assert record.seconds + record.waited <= record.ended - record.started + 0.01
 
 
 def path(names: list[str]) -> Record:
