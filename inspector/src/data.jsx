@@ -4,9 +4,9 @@ import { useEffect, useRef, useState } from "preact/hooks";
 import { get } from "./api.js";
 import { useDraft } from "./drafts.js";
 import { count, plural } from "./format.js";
-import { announce, useAnswer, useKeys, useTitle } from "./hooks.js";
+import { announce, useAnswer, useTitle } from "./hooks.js";
 import { parseValue } from "./numbers.js";
-import { Problem, Tag, moveFocus } from "./parts.jsx";
+import { Problem, Tag, useListKeys } from "./parts.jsx";
 import { go, href } from "./route.js";
 import { Filters, times, query } from "./runs.jsx";
 import { gist, Value } from "./value.jsx";
@@ -234,17 +234,8 @@ export function DataPage({ params }) {
     announce(`${plural(taken.length, "example")} exported`);
   };
   const names = overview ?? {};
-  const move = (event, typing) => (typing || !list.current ? false : moveFocus(list.current, ".exampleopen", event));
-  useKeys({
-    j: move,
-    k: move,
-    ArrowDown: move,
-    ArrowUp: move,
-    Home: move,
-    End: move,
+  useListKeys(list, ".exampleopen", {
     x: (event, typing) => (typing ? false : document.activeElement?.closest(".exampleline")?.querySelector("input").click()),
-    "/": (event, typing) => (typing ? false : document.getElementById("filter-contains").focus()),
-    Escape: (event) => event.target.blur?.(),
   });
   return (
     <main id="main" class="lists" tabIndex={-1}>
