@@ -135,7 +135,7 @@ class Redaction:
 
     @property
     def told(self) -> list[Any] | str:
-        """What is hidden, as headers of runs say it: patterns as text, literal paths as lists; or `"function"`."""
+        """The form in the headers of runs: patterns as text, literal paths as lists; or `"function"`."""
         patterns: list[Any] = [
             list(map(encoding.encode, one.segments)) if one.literal else ".".join(map(str, one.segments))
             for one in self.patterns
