@@ -304,6 +304,7 @@ class Redactor:
         # per length, however many there are.
         self._starts: dict[str, tuple[int, ...]] = {}
         self._sorted: list[str] = []
+        self._items: dict[tuple[str, int], tuple[Any, int, Any]] = {}  # of lists: the last one, and how it was shown
         self._pattern = 0, re.compile("")  # for so many beginnings
         for name in state:
             self.learn_value((name,), state[name])
@@ -343,7 +344,26 @@ class Redactor:
         """The redacted form of a frozen value of a field, or of an item of one: by its path, and of its texts."""
         if value is DELETE or not (self._texts or self.redaction.may_hide(name, _NO_FIELDS)):
             return value
-        return freeze(self.redact(self.redaction.value((name,), thaw(value), appended=appended)))
+        if isinstance(value, FrozenList) and self.redaction.patterns and not appended:
+            return self._list(name, value)
+        plain = thaw(value)
+        shown = self.redact(self.redaction.value((name,), plain, appended=appended))
+        return value if shown is plain else freeze(shown)
+
+    def _list(self, name: str, value: FrozenList[Any]) -> Any:
+        """The redacted form of a list. Lists grow at their end: an item that was seen there is not read again."""
+        if self.redaction.value((name,), None) is not None:
+            return HIDDEN
+        found: list[Any] = []
+        for index, item in enumerate(value.raw_items()):
+            seen, known, shown = self._items.get((name, index), (None, 0, None))
+            if seen is not item or known != self.known:
+                plain = thaw(item)
+                shown = self.redact(self.redaction.at((name, index), plain))
+                shown = item if shown is plain else freeze(shown)
+                self._items[name, index] = item, self.known, shown
+            found.append(shown)
+        return value if all(map(is_, found, value.raw_items())) else FrozenList(found)
 
     @property
     def known(self) -> int:

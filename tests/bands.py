@@ -32,13 +32,13 @@ NOT_YET: dict[str, str] = {
     ),
     "archive.opening": "CheckedStore",
     "archive.run_info": (
-        "EndRow HistoryReader OpenRow RowKind current_status encode failures_of_run questions_at read_run sum_usage"
+        "EndRow HistoryReader OpenRow RowKind current_status encode failures_of_run read_run sum_usage waiting_at"
     ),
     "cli.programs": "decode_update encode",
     "cli.step_facts": "changed encode_update json",
     "cli.store_access": "CheckedStore SQLITE UnreadablePatch encode_update export is_encrypted load",
     "display": "lazy_names",
-    "display.graph_picture": "Edge Rounds",
+    "display.graph_svg": "Edge Rounds",
     "display.progress": "at_fork watching",
     "display.report": "ROLES",
     "display.stats": "sum_usage",

@@ -6,22 +6,25 @@ import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from datetime import datetime
-from typing import Any, Literal, Self
+from typing import TYPE_CHECKING, Any, Literal, Self
 
 from dspyer.archive.archived_thread import ArchivedThread
 from dspyer.archive.finding import RunFilters, as_seconds, check_limit, check_name, cursor_of
 from dspyer.archive.opening import open_for_reading
-from dspyer.archive.run_info import Page, RunInfo, run_info
+from dspyer.archive.run_info import Page, RunInfo, Waiting, run_info
 from dspyer.errors import StoreError, ThreadError, names_options, suggestion
 from dspyer.extend import Schema
 from dspyer.log.journal import CheckedStore
 from dspyer.log.reader import HistoryReader, check_thread_name
-from dspyer.record import Overview
+from dspyer.record import Overview, Record, examples_of
 from dspyer.record.stored import due_threads
 from dspyer.stores import Store
 from dspyer.stores.base import ListedRun, RunPlace, RunQuery
 from dspyer.values import json as encoding
 from dspyer.values.freezing import Opaque
+
+if TYPE_CHECKING:
+    import dspy
 
 MOST_COMMITS = 10_000
 """Rows of which the records are made that are read for one page of a list; each commit has one."""
@@ -229,6 +232,82 @@ class Archive:
         """
         query = RunFilters(graph=graph, since=since, until=until).query(last=False)
         return Overview.of(self._reader, query)
+
+    def questions(self) -> list[Waiting]:
+        """All that waits for an answer, the longest first: the open questions of the last runs of threads.
+
+        Copies without a run of their own are left out.
+
+        Example:
+            >>> from dspyer import END, START, Graph
+            >>> from dspyer.stores import Memory
+            >>> store = Memory()
+            >>> graph = Graph().add_interrupt("ok", question="Send it?", answer=bool,
+            ...     into="sent").add_path(START, "ok", END)
+            >>> run = graph.compile(store=store).thread("t-42").run({})
+            >>> [(one.thread, one.question.text)
+            ...     for one in Archive(store).questions()]
+            [('t-42', 'Send it?')]
+        """
+        filters = RunFilters(status="interrupted")
+        waits = [one for one in self._listed(filters.query(last=True), filters) if one.run.thread == one.thread.name]
+        found = [question for listed in waits for question in Waiting.of(self._reader, listed)]
+        return sorted(found, key=lambda one: one.since)
+
+    def examples(self, node: str, **filters: Any) -> list[dspy.Example]:
+        """Examples for optimizers: what a node with one predictor has read and written in stored runs.
+
+        Those of the oldest run come first. A step that several runs share counts once, and what is redacted is left
+        out: a warning in the log says how many.
+
+        Args:
+            node: the node; of a graph inside of a node with the path to it, as `"lead/check"`.
+            **filters: those of `runs`; without `limit` all runs count.
+
+        Raises:
+            LookupError: if no run has such a node; it lists those that they have.
+
+        Example:
+            >>> import dspy
+            >>> from dspyer import END, START, Graph
+            >>> from dspyer.stores import Memory
+            >>> from dspyer.testing import ScriptedLM
+            >>> store = Memory()
+            >>> program = Graph().add_node("judge", dspy.Predict("text -> label")
+            ...     ).add_path(START, "judge", END).compile(store=store)
+            >>> with ScriptedLM([{"label": "spam"}]):
+            ...     run = program.thread("t-42").run({"text": "Win!"})
+            >>> [(one.text, one.label)
+            ...     for one in Archive(store).examples("judge", status="completed")]
+            [('Win!', 'spam')]
+        """
+        return examples_of(self.records(**filters), node).as_dspy(node)
+
+    def records(self, **filters: Any) -> Iterator[Record]:
+        """Yield the record of each run, newest first: all of them are read, one at a time.
+
+        Args:
+            **filters: those of `runs`; without `limit` all runs count.
+
+        Example:
+            >>> from dspyer import END, START, Graph
+            >>> from dspyer.stores import Memory
+            >>> store = Memory()
+            >>> graph = Graph().add_node("add", lambda n: {"n": n + 1},
+            ...     writes=["n"]).add_path(START, "add", END)
+            >>> run = graph.compile(store=store).thread("t-42").run({"n": 1})
+            >>> [len(record.steps) for record in Archive(store).records()]
+            [2]
+        """
+        chosen = RunFilters.of("records", filters)
+        while True:
+            page = self._page(chosen, last=False)
+            for info in page:
+                with suppress(ThreadError):  # it was deleted since
+                    yield ArchivedThread(self._reader, info.thread).record(info.run_id)
+            if page.next is None or "limit" in filters:
+                return
+            chosen = chosen._replace(after=page.next)
 
     def thread(self, name: str) -> ArchivedThread:
         """The history of a thread.

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Iterable, Mapping
 from datetime import UTC, datetime
 from typing import Any, NamedTuple, Self, TypeVar
 
 from dspyer import START
+from dspyer.errors import StoreError
 from dspyer.events import Question
 from dspyer.failure import Failure
 from dspyer.log.reader import HistoryReader, read_run
 from dspyer.log.rows import EndRow, OpenRow, RowKind, sum_usage
-from dspyer.log.time_travel import questions_at
+from dspyer.log.time_travel import waiting_at
 from dspyer.record import Record
 from dspyer.record.stored import current_status, failures_of_run
 from dspyer.record_codec import encode
@@ -19,6 +21,8 @@ from dspyer.stores import Store
 from dspyer.stores.base import ListedRun, Point
 
 T = TypeVar("T")
+
+logger = logging.getLogger("dspyer")
 
 
 class Page(tuple[T, ...]):  # noqa: SLOT001 - a tuple has no slots for more
@@ -103,6 +107,38 @@ class RunInfo(NamedTuple):
         )
 
 
+class Waiting(NamedTuple):
+    """A question that waits for an answer: `archive.questions()` lists them.
+
+    Attributes:
+        thread: the thread that is to be resumed with the answer.
+        run_id: the run that has asked, as `Run.run_id`.
+        question: the question as it was asked.
+        since: when.
+    """
+
+    thread: str
+    run_id: str
+    question: Question
+    since: datetime
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the JSON form; the time as ISO 8601."""
+        return encode(self)
+
+    @classmethod
+    def of(cls, reader: HistoryReader, listed: ListedRun) -> list[Waiting]:
+        """The questions that a run waits for; none of one that cannot be read, which lists show as it is."""
+        try:
+            found = waiting_at(reader, Point(listed.run.id, listed.last))
+        except StoreError as error:
+            logger.warning("the questions of thread %r are left out: %s", listed.thread.name, error)
+            return []
+        times = [datetime.fromtimestamp(listed.started if at is None else at, UTC) for _, at in found]
+        names = listed.thread.name, listed.run.id
+        return [cls(*names, question, since) for (question, _), since in zip(found, times, strict=True)]
+
+
 def run_info(reader: HistoryReader, listed: ListedRun) -> RunInfo:
     """The entry of a run in a list. Rows that cannot be read leave gaps, and the reason as its failure."""
     gaps: list[Exception] = []
@@ -126,7 +162,7 @@ def run_info(reader: HistoryReader, listed: ListedRun) -> RunInfo:
     steps = read(lambda: count_steps(store, at), 0) if ended is None else end.steps
     questions: tuple[Question, ...] = ()
     if status != "completed" and last >= 0:
-        questions = read(lambda: questions_at(reader, at), questions)
+        questions = read(lambda: tuple([question for question, _ in waiting_at(reader, at)]), questions)
     found: tuple[Failure, ...] = ()
     found = read(lambda: failures_of_run(reader, listed), found)
     # Its own failures first: why the run failed says more than what could not be read of it.

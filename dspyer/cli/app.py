@@ -47,8 +47,17 @@ Function = Callable[..., str | None]
 """A command. If it made a run, it returns how that ended: the name of an `ExitCode`."""
 
 COMMANDS: tuple[Function, ...] = (
-    *(commands.runs, commands.threads, commands.due, commands.show, commands.log, commands.diff, commands.blame),
-    *(commands.stats, commands.graph, commands.inspect),
+    *(
+        commands.runs,
+        commands.threads,
+        commands.due,
+        commands.questions,
+        commands.show,
+        commands.log,
+        commands.diff,
+        commands.blame,
+    ),
+    *(commands.stats, commands.overview, commands.compare, commands.examples, commands.graph, commands.inspect),
     *(commands.run, commands.resume, commands.rerun, commands.stop),
     *(commands.copy, commands.prune, commands.export, commands.load),
 )

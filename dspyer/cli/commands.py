@@ -1,8 +1,8 @@
 """The commands: each is one method of `Archive`, of the thread that it returns, or of `Thread`.
 
 `programs` imports DSPy, and `store_access` the stores: both are imported in the functions, since `dspyer --help` must
-start at once. Options that many commands have are a group: a parameter of type `CommonOptions`, `BudgetOptions` or
-`ListOptions`.
+start at once. Options that many commands have are a group: a parameter of type `CommonOptions`, `BudgetOptions`,
+`RunOptions` or `PageOptions`.
 """
 
 from __future__ import annotations
@@ -39,6 +39,7 @@ from dspyer.cli.summaries import (
     print_run,
     print_runs,
     print_values,
+    print_waiting,
 )
 from dspyer.cli.terminal import flush, note, shell_word, visible, write, write_json, write_text
 from dspyer.errors import StoreError
@@ -58,6 +59,19 @@ ProgramOption = Annotated[
         show_default=False,
     ),
 ]
+SinceOption = Annotated[
+    datetime | None,
+    typer.Option(
+        "--since",
+        metavar="TIME",
+        parser=parse_time,
+        help="Only runs that started then or later: 2h, 3d, yesterday, 2026-11-22T14:09.",
+    ),
+]
+UntilOption = Annotated[
+    datetime | None,
+    typer.Option("--until", metavar="TIME", parser=parse_time, help="Only runs that started before."),
+]
 TakeOverOption = Annotated[
     bool, typer.Option("--take-over", help="Replace the run that owns the thread; it commits nothing more.")
 ]
@@ -66,8 +80,8 @@ TakeOverOption = Annotated[
 # --- look at stored runs
 
 
-class ListOptions(NamedTuple):
-    """The options of the lists: which runs, and how many."""
+class RunOptions(NamedTuple):
+    """The options of the commands about many runs: which ones."""
 
     status: Annotated[
         Literal["running", "completed", "failed", "interrupted", "stopped", "crashed"] | None,
@@ -75,19 +89,8 @@ class ListOptions(NamedTuple):
     ] = None
     graph: Annotated[str | None, typer.Option("--graph", metavar="NAME", help="Only runs of this graph.")] = None
     thread: Annotated[str | None, typer.Option("--thread", metavar="NAME", help="Only runs of this thread.")] = None
-    since: Annotated[
-        datetime | None,
-        typer.Option(
-            "--since",
-            metavar="TIME",
-            parser=parse_time,
-            help="Only runs that started then or later: 2h, 3d, yesterday, 2026-11-22T14:09.",
-        ),
-    ] = None
-    until: Annotated[
-        datetime | None,
-        typer.Option("--until", metavar="TIME", parser=parse_time, help="Only runs that started before."),
-    ] = None
+    since: SinceOption = None
+    until: UntilOption = None
     contains: Annotated[
         str | None,
         typer.Option("--contains", metavar="TEXT", help="Only runs with this text in a name, value, prompt, failure."),
@@ -102,20 +105,25 @@ class ListOptions(NamedTuple):
     min_seconds: Annotated[
         float | None, typer.Option("--min-seconds", metavar="N", help="Only runs that took so long or longer.")
     ] = None
+
+
+class PageOptions(NamedTuple):
+    """The options of the lists: which part."""
+
     after: Annotated[
         str | None, typer.Option("--after", metavar="CURSOR", help="The next page: what the page before has named.")
     ] = None
     limit: Annotated[int, typer.Option("--limit", metavar="N", min=1, help="Most runs to list.")] = 100
 
 
-def runs(filters: ListOptions, common: CommonOptions) -> None:
+def runs(filters: RunOptions, part: PageOptions, common: CommonOptions) -> None:
     """List runs, the newest first."""
-    _list("runs", filters, common)
+    _list("runs", {**filters._asdict(), **part._asdict()}, common)
 
 
-def threads(filters: ListOptions, common: CommonOptions) -> None:
+def threads(filters: RunOptions, part: PageOptions, common: CommonOptions) -> None:
     """List threads by their last run, the newest first."""
-    _list("threads", filters, common)
+    _list("threads", {**filters._asdict(), **part._asdict()}, common)
 
 
 def due(
@@ -129,9 +137,43 @@ def due(
         common.show_all([{"thread": name} for name in names], print_names, "no thread is due")
 
 
-def _list(what: str, filters: ListOptions, common: CommonOptions) -> None:
+def questions(common: CommonOptions) -> None:
+    """List the questions that wait for an answer, the longest first."""
     with common.archive() as archive:
-        page = getattr(archive, what)(**filters._asdict())  # the options have the names of its parameters
+        common.show_all([one.to_dict() for one in archive.questions()], print_waiting, "no question is open")
+
+
+def overview(
+    common: CommonOptions,
+    graph: Annotated[str | None, typer.Option("--graph", metavar="NAME", help="Only runs of this graph.")] = None,
+    since: SinceOption = None,
+    until: UntilOption = None,
+) -> None:
+    """Sum up runs: how many have failed and why, how long they took, tokens and cost."""
+    with common.archive() as archive:
+        found = archive.overview(since=since, until=until, graph=graph)
+        common.show(found.to_dict(), lambda _: write_text(str(found)))
+
+
+def examples(
+    name: Annotated[str, typer.Argument(metavar="NODE", help="The node, or the path to it: lead/check.")],
+    filters: RunOptions,
+    common: CommonOptions,
+) -> None:
+    """Print what a node has read and written in stored runs as JSON lines, a data set."""
+    from dspyer.cli.store_access import examples_in
+
+    with common.archive() as archive:
+        found = examples_in(archive, name, filters._asdict())
+    for one in found.items:
+        write_json(one.to_dict())
+    if found.left_out or not found.items:
+        note(f"{len(found.items):,} examples; {found.left_out:,} left out, of which a value is hidden or not stored")
+
+
+def _list(what: str, filters: dict[str, Any], common: CommonOptions) -> None:
+    with common.archive() as archive:
+        page = getattr(archive, what)(**filters)  # the options have the names of its parameters
         common.show_all([info.to_dict() for info in page], print_runs, f"no {what}")
         if page.next is not None:
             note(f"there are more: --after {shell_word(page.next)}")
@@ -248,6 +290,19 @@ def stats(thread: ThreadArgument, common: CommonOptions, run: RunOption = None) 
     with common.archive() as archive:
         found = archive.thread(thread).stats(run)
         common.show(found.to_dict(), lambda _: write_text(str(found)))
+
+
+def compare(
+    first: Annotated[str, typer.Argument(metavar="RUN", help="A thread, for its last run, or a run: t-42.1.")],
+    second: Annotated[str, typer.Argument(metavar="RUN", help="Another.")],
+    common: CommonOptions,
+) -> None:
+    """Show two runs side by side: figures, and the steps that differ."""
+    from dspyer.cli.store_access import record_named
+
+    with common.archive() as archive:
+        found = record_named(archive, first).compare(record_named(archive, second))
+        common.show({"a": found.a.id, "b": found.b.id, **found.to_dict()}, lambda _: write_text(str(found)))
 
 
 def graph(

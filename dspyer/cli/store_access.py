@@ -23,7 +23,8 @@ from dspyer.extend import Address, full_id, whole_execution
 from dspyer.log.journal import CheckedStore
 from dspyer.log.rows import UnreadablePatch
 from dspyer.patch import encode_update
-from dspyer.record import Items
+from dspyer.record import Items, StepExamples, examples_of
+from dspyer.record import Record as RunRecord
 from dspyer.stores import Store, open_store
 from dspyer.stores.address import SQLITE
 from dspyer.stores.base import RunQuery
@@ -42,6 +43,23 @@ def open_archive(common: CommonOptions, program: Any = None) -> Archive:
     keys = None if common.key_file is None else _keys_in(common.key_file)
     with _refusing(_address_of(common)) as address:
         return Archive(address, key=keys, redact=redact)
+
+
+def record_named(archive: Archive, name: str) -> RunRecord:
+    """The record of the last run of a thread, or of a run by its label, which begins with the name of its thread."""
+    try:
+        return archive.thread(name).record()
+    except ThreadError as error:
+        try:
+            thread = archive.thread(name.rpartition(".")[0])
+        except ThreadError:
+            raise error from None
+        return thread.record(name)
+
+
+def examples_in(archive: Archive, node: str, filters: Mapping[str, Any]) -> StepExamples:
+    """The examples of a node in the runs that are chosen."""
+    return examples_of(archive.records(**filters), node)
 
 
 def json_of(state: ImmutableState) -> dict[str, Any]:

@@ -67,6 +67,15 @@ def _remark(info: Record) -> str:
     return "; ".join(question_text(question) for question in info["questions"])
 
 
+def print_waiting(waiting: Sequence[Record]) -> None:
+    """Questions as a table, with the thread that waits for the answer."""
+    columns: list[Column] = [
+        Column("THREAD", lambda one: one["thread"], least=8),
+        Column("SINCE", lambda one: time_text(one["since"])),
+    ]
+    write_table(columns, waiting, lambda one: question_text(one["question"]))
+
+
 def print_names(threads: Sequence[Record]) -> None:
     """Print the name of each thread on a line of its own, for a loop of a shell."""
     for one in threads:

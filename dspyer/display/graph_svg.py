@@ -17,12 +17,14 @@ from functools import lru_cache
 from itertools import pairwise
 from typing import Any, NamedTuple
 
-from dspyer import END
+from dspyer import END, START
 from dspyer.display.amounts import count_of
-from dspyer.display.graph_picture import EdgeKey, GraphPicture
 from dspyer.display.report import OUTCOMES, outcome
 from dspyer.display.svg import SMALL, Coordinates, angular, curve, document, draw_text, escape, fmt, shorten, text_width
 from dspyer.record import DrawnGraph, Record
+from dspyer.scheduler.topology import Edge, Rounds
+
+EdgeKey = tuple[str, str]  # an edge by source and target
 
 LABEL_LIMIT = 28  # characters; the whole label is in the tooltip
 NAME_LIMIT = 36
@@ -32,7 +34,7 @@ class DrawnNode(NamedTuple):
     """A node of a drawing: its box by the middle, in pixels, as all lengths are."""
 
     name: str
-    shape: str  # as in `GraphPicture`
+    shape: str  # a class of the colours of `svg`
     word: str  # below its name; "" for none
     label: str  # the name as it is shown: on one line, and shortened
     head: bool  # whether a round of a loop begins here
@@ -85,31 +87,35 @@ KEPT = 16
 @lru_cache(KEPT)
 def drawing_of(graph: DrawnGraph) -> GraphDrawing:
     """The graph with all positions. The same graph gives the same drawing in every process."""
-    picture = GraphPicture(graph)
-    whole = {edge[:2]: text for edge in picture.edges if (text := picture.labels.get(edge[:2], "")).strip()}
+    # `END` is given in any case: every edge needs both of its ends there, and a node without edges is in no loop.
+    rounds = Rounds((START, *graph.looks, END), graph.edges)
+    heads = {head for loop in rounds.loops for head in loop.heads}
+    looks = {START: ("end", ""), **graph.looks}
+    if any(edge.target == END for edge in graph.edges):  # not in a graph that loops until it is stopped
+        looks[END] = ("end", "")
+    merged: dict[EdgeKey, Edge] = {}
+    for edge in graph.edges:
+        # Two routers may lead to one node, and an error edge beside them: it is one line.
+        known = merged.get(edge[:2], edge)
+        conditional, on_error = known.conditional and edge.conditional, known.on_error and edge.on_error
+        merged[edge[:2]] = Edge(*edge[:2], conditional, on_error)
+    back = {key: rounds.goes_back(*key) for key in merged}
+    whole = {key: text for key in merged if (text := graph.labels.get(key, "")).strip()}
     labels = {key: shorten(text, LABEL_LIMIT) for key, text in whole.items()}
-    ahead = [edge[:2] for edge in picture.edges if not picture.goes_back(edge)]
-    back = [edge[:2] for edge in picture.edges if picture.goes_back(edge)]
-    sizes = {node: _size(picture, node) for node in picture.nodes}
+    grid = arrange(tuple(looks), [key for key, goes_back in back.items() if not goes_back])
     # The width of what is shown, not of the whole label: labels take part in the layout of the rows.
     widths = {key: _label_width(label) for key, label in labels.items()}
-    layout = Layout(arrange(picture.nodes, ahead), sizes, back, widths)
+    sizes = {node: _size(node, *look) for node, look in looks.items()}
+    layout = Layout(grid, sizes, [key for key, goes_back in back.items() if goes_back], widths)
     nodes = [
-        DrawnNode(
-            name,
-            *picture.look(name),
-            shorten(name, NAME_LIMIT),
-            name in picture.heads,
-            *map(_tenths, layout.boxes[name]),
-        )
-        for name in picture.nodes
+        DrawnNode(name, *look, shorten(name, NAME_LIMIT), name in heads, *map(_tenths, layout.boxes[name]))
+        for name, look in looks.items()
     ]
     edges = []
-    for edge in picture.edges:
-        key = edge[:2]
+    for key, edge in merged.items():
         start, (x, y, anchor) = list(map(_tenths, layout.starts[key])), layout.labels.get(key, (None, None, None))
         texts = labels.get(key, ""), whole.get(key, "")
-        kinds = edge.conditional, picture.goes_back(edge), edge.on_error
+        kinds = edge.conditional, back[key], edge.on_error
         at = x and _tenths(x), y and _tenths(y)
         edges.append(DrawnEdge(*key, layout.paths[key], start, *texts, *kinds, *at, anchor))
     return GraphDrawing(graph.name, _tenths(layout.width), _tenths(layout.height), tuple(nodes), tuple(edges))
@@ -156,8 +162,7 @@ def draw_svg(graph: DrawnGraph, path: RunPath | None = None) -> str:
     return document(title, drawing.width, drawing.height, parts)
 
 
-def _size(picture: GraphPicture, node: str) -> tuple[float, float]:
-    shape, word = picture.look(node)
+def _size(node: str, shape: str, word: str) -> tuple[float, float]:
     width = text_width(shorten(node, NAME_LIMIT))
     if shape == "end":
         return width + 28, 28.0

@@ -21,9 +21,13 @@ _ESCAPES = {ord(sign): f"\\u{ord(sign):04x}" for sign in "<>&\u2028\u2029"}
 
 
 def drawn_graphs(graph: DrawnGraph) -> dict[str, Any]:
-    """The JSON form of a graph and of those inside of it, by their paths, each with its drawing."""
+    """The JSON form of a graph and of those inside of it, by path: with drawings, and the nodes with examples."""
     return {
-        path: {**one.to_dict(), "drawing": drawing_of(one).to_dict() if one.looks else None}
+        path: {
+            **one.to_dict(),
+            "examples": [*one.gives],
+            "drawing": drawing_of(one).to_dict() if one.looks else None,
+        }
         for path, one in graph.within()
     }
 

@@ -39,7 +39,7 @@ class RateLimits(NamedTuple):
     max_concurrency: int | None = None
 
 
-class Waiting:
+class InQueue:
     """Limits that end a wait before a request: the time of the node, and the budgets of the runs around the caller.
 
     Async code has no need of the first: its task is cancelled.
@@ -84,13 +84,13 @@ class Sleep(NamedTuple):
 
     def call(self, _call: object) -> None:
         """In sync code: other threads run."""
-        waiting = Waiting(is_async=False)
+        waiting = InQueue(is_async=False)
         clock.pause(waiting.bounded(self.seconds) or 0.0, waiting.on_stop)
         waiting.raise_if_ended()
 
     async def acall(self, _call: object) -> None:
         """In async code: other tasks run."""
-        waiting = Waiting(is_async=True)
+        waiting = InQueue(is_async=True)
         await clock.apause(waiting.bounded(self.seconds) or 0.0, waiting.on_stop)
         waiting.raise_if_ended()
 
@@ -164,7 +164,7 @@ class SlotStep(NamedTuple):
         slot = self.slots.acquire(wait=not is_on_loop())
         if slot is None:
             return
-        waiting = Waiting(is_async=False)
+        waiting = InQueue(is_async=False)
         try:
             with waiting.on_stop(lambda _reason: slot.cancel()):
                 while clock.get(end_of(slot), clock.after(waiting.bounded(None)), "slot") is None or slot.cancelled():
@@ -178,7 +178,7 @@ class SlotStep(NamedTuple):
         slot = self.slots.acquire(loop=asyncio.get_running_loop())
         if slot is None:
             return
-        waiting, here = Waiting(is_async=True), asyncio.wrap_future(slot)
+        waiting, here = InQueue(is_async=True), asyncio.wrap_future(slot)
         try:
             with waiting.on_stop(lambda _reason: slot.cancel()):
                 while not await _granted_here(here, waiting.bounded(None)):

@@ -45,6 +45,7 @@ from dspyer.log.rows import (
     CommitRow,
     EndRow,
     LayerRow,
+    QuestionRow,
     ResumeRow,
     RowKind,
     SentRow,
@@ -492,10 +493,17 @@ def open_questions(reader: HistoryReader, thread: str) -> tuple[Question, ...]:
 
 def questions_at(reader: HistoryReader, at: Point) -> tuple[Question, ...]:
     """The questions that had no answer when a row was written."""
+    return tuple([question for question, _ in waiting_at(reader, at)])
+
+
+def waiting_at(reader: HistoryReader, at: Point) -> list[tuple[Question, float | None]]:
+    """The questions that had no answer when a row was written, and when each was asked."""
     records = ExecutionRecords()
     oldest_first = list(_question_rows(reader.store, at))[::-1]
     records.read(oldest_first, reader.fetch, reader.decode)
-    return records.open_questions()
+    asked = [QuestionRow.of(row) for row in oldest_first if row.kind == RowKind.ASK]
+    times = {(one.execution, one.key): one.at for one in asked}
+    return [(one, times.get((one.execution, one.key))) for one in records.open_questions()]
 
 
 def _question_rows(store: Store, at: Point) -> Iterator[Row]:

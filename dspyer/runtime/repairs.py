@@ -23,6 +23,7 @@ from dspyer.log.reader import HistoryReader, RunRows, read_runs
 from dspyer.nodes.check import PROBLEMS, FinderNode, Repair
 from dspyer.nodes.node import Node
 from dspyer.patch import DELETE, Replace
+from dspyer.record.stored import RunReader
 from dspyer.record.turns import takes_turn
 from dspyer.redaction import Redactor
 from dspyer.scheduler.lineage import LogEntry
@@ -85,15 +86,15 @@ def log_rejection(check: FinderNode, transition: Transition, redact: Callable[[s
         logger.info("check %r refused %s, a correction follows: %s", check.name, check.what, problems)
 
 
-def repairs_of_thread(
-    program: Any, reader: HistoryReader, thread: str, redactor: Redactor | None
-) -> list[dspy.Example]:
-    """The repairs in the runs of a thread, run by run: no state is computed, and no run is replayed."""
+def repairs_of_thread(program: Any, reader: HistoryReader, thread: str) -> list[dspy.Example]:
+    """The repairs in the runs of a thread, run by run: no run is replayed."""
     row = reader.store.thread(thread)
     found: list[dspy.Example] = []
     if row is not None and row.head is not None:
         for run in read_runs(reader.store, [row.head], row.root):
             if row.root is None or run.points[-1] != row.root:
+                hides = reader.hides(run.run)
+                redactor = RunReader(reader, thread, run, row.root).redactor() if hides else None
                 found += repairs_in(_stored_checks(program, reader, run), redactor)
     return found
 
@@ -158,10 +159,7 @@ def _example(repair: Repair, commit: str, into: str, redactor: Redactor | None) 
     """A repair as plain values, without what `compile(redact=...)` hides: by path, and in texts that repeat it."""
 
     def plain(field: str, value: Any) -> Any:
-        if redactor is None:
-            return thaw(value)
-        redactor.learn_value((field,), value)
-        return thaw(redactor.redaction.value((field,), value))
+        return thaw(value if redactor is None else redactor.field(field, value))
 
     def shown(fields: Mapping[str, str], values: Mapping[str, Any]) -> dict[str, Any]:
         return {name: plain(fields[name], value) for name, value in values.items()}
@@ -173,6 +171,4 @@ def _example(repair: Repair, commit: str, into: str, redactor: Redactor | None) 
         **shown(repair.reads, repair.inputs),
         **shown(repair.writes, repair.accepted),
     }
-    if redactor is not None:  # by now it knows what all of them hide
-        values = {name: redactor.redact(one) for name, one in values.items()}
     return dspy.Example(**values).with_inputs(*repair.inputs)

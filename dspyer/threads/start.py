@@ -33,13 +33,12 @@ from dspyer.log.execution_records import (
     expired_text,
     has_expired,
     no_answer,
-    patches_in,
     run_usage,
     totals_at,
 )
 from dspyer.log.history import FoldedRun, recover_state
 from dspyer.log.journal import CheckedStore, Journal, is_alive
-from dspyer.log.reader import HistoryReader, RunRows, SinceSnapshot, check_thread_name, read_run, read_runs
+from dspyer.log.reader import HistoryReader, RunRows, SinceSnapshot, check_thread_name, read_run
 from dspyer.log.replay import replay
 from dspyer.log.rows import (
     LONGEST_NOTE,
@@ -63,7 +62,7 @@ from dspyer.log.time_travel import (
 )
 from dspyer.nodes.attempt import check_shape, schema_of, validated
 from dspyer.record_codec import changed
-from dspyer.redaction import HIDDEN, Redactor
+from dspyer.redaction import HIDDEN
 from dspyer.runtime.request import Request, RunStart
 from dspyer.scheduler.schedule import NOTHING_READY, RunState, Suspended, advance, start
 from dspyer.scheduler.topology import START
@@ -188,18 +187,6 @@ class StoredThread:
     def history(self) -> ThreadReader:
         """The reader of its past, which a run does not need."""
         return ThreadReader(self.reader, self.name)
-
-    def redactor(self) -> Redactor | None:
-        """Return what hides values of the thread where it is read: it knows all that its runs have written."""
-        row = None if self.graph.redaction is None else self.store.thread(self.name)
-        if self.graph.redaction is None or row is None or row.head is None:
-            return None
-        # With the state, since a pruned history has not written all that is in it.
-        redactor = Redactor(self.graph.redaction, dict(self._head_of(row).state.raw_items()))
-        for run in read_runs(self.store, [row.head], row.root):
-            for patch in patches_in(run.rows, self.reader.fetch, self.reader.decode):
-                redactor.learn_patch(patch)
-        return redactor
 
     # --- the head of the thread
 

@@ -438,7 +438,7 @@ class Thread:
             >>> graph.compile(store=":memory:").thread("t-42").repairs()
             []
         """
-        return repairs_of_thread(self._program, self._stored.reader, self.name, self._stored.redactor())
+        return repairs_of_thread(self._program, self._stored.reader, self.name)
 
     def record(self, run: str | None = None) -> Record:
         """A run as one value for readers, as `run.record()` gives it: the last one, or that with an id or a label.

@@ -195,7 +195,7 @@ export function Input({ schema: given, none, ...shared }) {
   };
   const lines = String(value ?? "").length > 80 ? 6 : kind === "string" ? 2 : 4;
   return (
-    <div class="line">
+    <div class="inputline">
       <label for={id}>{label} <span class="soft">{shape}</span></label>
       {kind === "integer" || kind === "number" ? (
         <input type="text" inputMode={kind === "integer" ? "numeric" : "decimal"} {...told} />
@@ -234,7 +234,7 @@ function Approve({ id, call, draft, onDraft, problems }) {
         onValue={(ok) => onDraft({ ...draft, ok })}
       />
       {draft.ok === false && (
-        <div class="line">
+        <div class="inputline">
           <label for={`${id}-reason`}>Reason <span class="soft">the model is shown it</span></label>
           <textarea id={`${id}-reason`} rows={2} value={draft.reason ?? ""} onInput={(event) => onDraft({ ...draft, reason: event.target.value })} />
         </div>
@@ -323,11 +323,11 @@ export function AnswerForm({ record, waiting, question: asked, about, onDone }) 
       )}
       {schema !== null && (
         <div class="notes">
-          <div class="line">
+          <div class="inputline">
             <label for={`${id}-by`}>Given by</label>
             <input id={`${id}-by`} maxLength={500} value={by} autocomplete="off" onInput={(event) => setBy(event.target.value)} />
           </div>
-          <div class="line">
+          <div class="inputline">
             <label for={`${id}-comment`}>Comment <span class="soft">no model sees it</span></label>
             <input id={`${id}-comment`} maxLength={500} value={draft.comment ?? ""} autocomplete="off" onInput={(event) => put({ comment: event.target.value })} />
           </div>

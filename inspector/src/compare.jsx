@@ -232,7 +232,7 @@ function Row({ pair, a, b, most, open, onOpen }) {
         </span>
         <span class="what one">{pair.changed.join(", ")}</span>
         <Times a={was} b={now} most={most} />
-        <span class="times num">
+        <span class="pairtimes num">
           {was != null && <span class={now == null ? "" : "faint"}>{duration(was)}</span>}
           {was != null && now != null && <span class="faint"> → </span>}
           {now != null && duration(now)}

@@ -65,7 +65,7 @@ function Editor({ id, outputs, texts, problems, onTexts }) {
     const changed = texts[name] !== undefined && texts[name] !== typed(value);
     const field = `out-${id}-${name}`;
     return (
-      <div class="line" key={name}>
+      <div class="inputline" key={name}>
         <label for={field}><code>{name}</code> {changed && <Tag tone="ok">corrected</Tag>}</label>
         <textarea
           id={field}
@@ -153,10 +153,9 @@ function download(name, text) {
 const line = ({ inputs, run, step }, { outputs, corrected: isCorrected }) =>
   JSON.stringify({ inputs, outputs, run, step, corrected: isCorrected });
 
-const PREDICTS = new Set(["module", "map"]); // kinds of nodes that may have one predictor
 const GRAPHS = 6;
 
-// The nodes that may have examples, by path, as the newest run of each graph has them.
+// The nodes that have examples, by path, as the newest run of each graph has them.
 function useNodes(graphs) {
   const [nodes, setNodes] = useState(null);
   const key = (graphs ?? []).slice(0, GRAPHS).map(({ name }) => name);
@@ -166,8 +165,7 @@ function useNodes(graphs) {
       const { items: [last] } = await get("runs", { graph, limit: 1 }, stop.signal);
       if (!last) return [];
       const { graphs: found } = await get("record", { thread: last.thread, run: last.run_id }, stop.signal);
-      return Object.entries(found).flatMap(([path, { nodes: all }]) =>
-        all.filter(({ kind }) => PREDICTS.has(kind)).map(({ name }) => ({ graph, name: path ? `${path}/${name}` : name })));
+      return Object.entries(found).flatMap(([path, { examples }]) => examples.map((name) => ({ graph, name: path ? `${path}/${name}` : name })));
     };
     if (graphs) Promise.all(key.map((graph) => read(graph).catch(() => []))).then((all) => stop.signal.aborted || setNodes(all.flat()));
     return () => stop.abort();
@@ -251,7 +249,7 @@ export function DataPage({ params }) {
         {error && <Problem error={error} />}
         {wrong > 0 && <p class="bad" role="alert">Mend {plural(wrong, "example")} before the export: a correction is no JSON.</p>}
         {leftOut > 0 && <p class="note wait">{plural(leftOut, "example")} left out, of which a value is hidden, of an unknown class, or not stored.</p>}
-        {!node && <Choose graphs={overview?.graphs} />}
+        {(!node || error?.status === 404) && <Choose graphs={overview?.graphs} />}
         {node && !busy && !error && !items.length && (
           <div class="nothing"><h2>No examples</h2><p>No step of {node} in these runs is done. <a href={href("data", { node })}>Look at all runs</a></p></div>
         )}

@@ -78,7 +78,7 @@ function Charts({ data, at, onAt, onPick }) {
       {cards.map(({ name, figure, more, parts, label }) => (
         <figure class="chart" key={name}>
           <figcaption><span>{name}</span><span class="soft">{range}</span></figcaption>
-          <p class="figure num">{figure}</p>
+          <p class="sumfigure num">{figure}</p>
           <p class="soft sub">{more}</p>
           <Bars {...chart} parts={parts} label={label} />
         </figure>
@@ -122,8 +122,8 @@ function Causes({ rows, link }) {
         {rows.map((row) => (
           <tr key={`${row.graph}\n${row.node}\n${row.type}\n${row.message}`}>
             <th scope="row"><a href={link(row)}><b>{row.type}</b> {row.message}</a></th>
-            <td class="opt name">{row.graph}</td>
-            <td class="name">{row.node}</td>
+            <td class="opt cellname">{row.graph}</td>
+            <td class="cellname">{row.node}</td>
             <td><span class="share"><svg viewBox="0 0 40 6" aria-hidden="true"><rect width={(40 * row.count) / most} height="6" rx="3" /></svg>{count(row.count)}</span></td>
           </tr>
         ))}

@@ -59,8 +59,6 @@ export function useFew(items, most = 60) {
   return [items.slice(0, most), <Button small onClick={() => setAll(true)}>Show {count(left)} more</Button>];
 }
 
-export const Empty = ({ children }) => <div class="empty">{children}</div>;
-
 export function Dialog({ title, onClose, children, wide }) {
   const ref = useRef(null);
   useEffect(() => {

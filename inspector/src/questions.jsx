@@ -53,7 +53,7 @@ function Entry({ item, selected }) {
             <span class="room" />
             <span class="faint"><Time time={since} /></span>
           </span>
-          <span class="asked">
+          <span class="askline">
             <span class="one">{firstLine(question.text) || "goes on with permission"}</span>
             {gone ? <Tag tone="ok">answered</Tag> : hasDraft(draftKey(question.id)) ? <Tag>draft</Tag> : null}
           </span>
@@ -72,7 +72,7 @@ function LongText({ thread, run, of }) {
 function Call({ call }) {
   const args = Object.entries(call.args ?? {});
   return (
-    <section class="card call" aria-label="The call">
+    <section class="card askcall" aria-label="The call">
       <header><Kind kind="tool" /><code>{call.name}</code><span class="soft">{plural(args.length, "argument")}</span></header>
       <dl>
         {args.map(([name, value]) => (

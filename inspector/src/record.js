@@ -232,14 +232,19 @@ export function useValues(record, ids) {
   return useMemo(() => new Map(ids.filter((id) => values.known.has(id)).map((id) => [id, values.known.get(id)])), [values, key, version]);
 }
 
-// The pages of a record, each shown as it comes; those after the first one are of the same record.
+const PAUSE = 400; // milliseconds between two pages that are shown
+
+// The pages of a record, shown as they come; those after the first one are of the same record.
 async function whole(params, page, signal, show) {
   const [source, { graphs, position }] = [new Values({ ...params, run: page.run.id || params.run }), page];
-  let steps = [];
+  let [steps, shown] = [[], -Infinity];
   for (let next = page; next && !signal.aborted; ) {
     steps = steps.concat(next.items);
     const complete = next.next == null;
-    show(new Record(source, next.run, graphs, steps, { position, complete }));
+    if (complete || performance.now() - shown > PAUSE) {
+      show(new Record(source, next.run, graphs, steps, { position, complete }));
+      shown = performance.now();
+    }
     next = complete ? null : await get("record", { ...params, first: next.next, position }, signal);
   }
 }

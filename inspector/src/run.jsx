@@ -8,25 +8,34 @@ import { amount, cost, count, duration, sum } from "./format.js";
 import { announce, useKeys, useMedia, useNow, useTitle } from "./hooks.js";
 import { nameOf } from "./names.js";
 import { Pane } from "./pane.jsx";
-import { Boundary, Problem, Status } from "./parts.jsx";
+import { Boundary, Problem, Status, Tag } from "./parts.jsx";
 import { useRecord } from "./record.js";
 import { go, href } from "./route.js";
 import { Strip } from "./strip.jsx";
-import { times } from "./times.js";
+import { isOwn, times } from "./times.js";
 import { Tree } from "./tree.jsx";
 
 const Figure = ({ value, words, title, extra = "" }) => <span class={`figure ${extra}`} title={title}><b>{value}</b>{words && ` ${words}`}</span>;
 
-function Figures({ record, now }) {
+// What a run used is in the row of its end; until then it is what its steps have used.
+function used(record) {
   const { run } = record;
+  if (run.ended != null) return { calls: run.requests, tokens: run.tokens, dollars: run.cost };
+  const all = record.inside(null).filter((step) => isOwn(record, step)).map((step) => record.sums(step.id));
+  const add = (pick) => all.reduce((sum, one) => (sum === null || pick(one) === null ? null : sum + pick(one)), 0);
+  return { calls: add((one) => one.calls), tokens: [add((one) => one.tokens[0]), add((one) => one.tokens[1])], dollars: add((one) => one.cost) };
+}
+
+function Figures({ record, now }) {
   const all = times(record, now);
+  const { calls, tokens, dollars } = used(record);
   return (
     <div class="figs num">
       <Figure value={duration(all.work)} words="of work" title="without pauses" />
       {all.waited >= 0.05 && <Figure value={duration(all.waited)} words="waited" title="for answers" extra="wide" />}
-      {run.requests > 0 && <Figure value={count(run.requests)} words={run.requests === 1 ? "LM call" : "LM calls"} title={(run.models ?? []).join("\n")} />}
-      {sum(run.tokens) > 0 && <Figure value={amount(sum(run.tokens))} words="tokens" title={`${count(run.tokens[0])} in, ${count(run.tokens[1])} out`} extra="either" />}
-      {run.requests > 0 && run.cost != null && <Figure value={cost(run.cost)} title="cost" />}
+      {calls > 0 && <Figure value={count(calls)} words={calls === 1 ? "LM call" : "LM calls"} title={(record.run.models ?? []).join("\n")} />}
+      {sum(tokens) > 0 && <Figure value={amount(sum(tokens))} words="tokens" title={`${count(tokens[0])} in, ${count(tokens[1])} out`} extra="either" />}
+      {calls > 0 && dollars !== null && <Figure value={cost(dollars)} title="cost" />}
     </div>
   );
 }
@@ -145,7 +154,9 @@ export function RunPage({ params, about }) {
     },
   });
   const strip = useMemo(() => record && <Strip record={record} selected={selected} onSelect={select} now={now} lanes={wide ? 5 : 4} />, [record, selected, now, wide, wanted, tab]);
-  const trail = record ? [record.run.graph, <><h1>{thread || record.run.graph}</h1><Status status={status} /></>] : [];
+  const rule = record?.run.hidden;
+  const hidden = rule && <Tag title={rule === "function" ? "Its program hides values by a function: none are shown" : `What matches ${rule.map((one) => [one].flat().join(".")).join(", ")} is hidden`}>redacted</Tag>;
+  const trail = record ? [record.run.graph, <><h1>{thread || record.run.graph}</h1><Status status={status} />{hidden}</>] : [];
   return (
     <>
       <Bar trail={trail} deep>

@@ -130,7 +130,7 @@ export function Filters({ page, params, names = {} }) {
   const [all, setAll] = useState(false); // on a phone
   const typed = (name) => ({ name, value: params[name], onValue: change(name) });
   return (
-    <form class={all ? "filters all" : "filters"} role="search" aria-label="Filters" onSubmit={(event) => event.preventDefault()}>
+    <form class={all ? "runfilters all" : "runfilters"} role="search" aria-label="Filters" onSubmit={(event) => event.preventDefault()}>
       <div class="filterline">
         <Chips
           label="Status"
@@ -192,7 +192,7 @@ function Row({ info, chosen, onChoose }) {
       </label>
       <a class="listrow" href={href("run", { thread: info.thread, run: info.run_id })} data-key={runKey(info)}>
         <Status status={info.status} />
-        <span class="who">
+        <span class="runwho">
           <b>{info.thread}</b>
           <span class={tone}>{words(info)}</span>
         </span>

@@ -122,3 +122,60 @@ def test_filters_that_can_be_none_are_refused(method: str) -> None:
         listing(text="x")
     with pytest.raises(TypeError, match=r"no (option|filter) 'contain'.* Did you mean 'contains'"):
         listing(contain="x")
+
+
+# --- questions and examples
+
+
+def test_questions_are_what_last_runs_wait_for_the_longest_first() -> None:
+    store = Counting()
+    graph = Graph(name="Desk").add_node("plan", lambda n: {"m": n}, writes=["m"])
+    graph.add_interrupt("ok", question="Send {m}?", answer=bool, into="sent", expires=3_600).add_path(
+        START, "plan", "ok", END
+    )
+    made = graph.compile(store=store)
+    runs = [made.thread(f"t{n}").run({"n": n}) for n in range(4)]
+    made.thread("t1").resume({"ok": True})
+    made.thread("t2").run({"n": 9}, if_open="abandon")
+    made.thread("t0").copy("copy")
+    found = Archive(store).questions()
+    assert [(one.thread, one.question.text) for one in found] == [
+        ("t0", "Send 0?"),
+        ("t3", "Send 3?"),
+        ("t2", "Send 9?"),
+    ]
+    assert found[0].question == runs[0].questions[0]
+    assert [one.since for one in found] == sorted(one.since for one in found)
+    assert found[0].to_dict() == {
+        "thread": "t0",
+        "run_id": runs[0].run_id,
+        "question": runs[0].questions[0].to_dict(),
+        "since": found[0].since.isoformat(),
+    }
+    made.thread("t0").resume({"ok": False})
+    assert [one.thread for one in Archive(store).questions()] == ["t3", "t2"]
+
+
+def test_examples_are_of_the_runs_that_are_chosen() -> None:
+    store = Memory()
+    inner = Graph(name="In").add_node("judge", dspy.Predict("text -> label")).add_path(START, "judge", END)
+    graph = Graph(name="Out").add_node("sort", dspy.Predict("text -> topic")).add_node("lead", inner)
+    made = graph.add_path(START, "sort", "lead", END).compile(store=store)
+    with ScriptedLM([one for n in range(3) for one in ({"topic": f"topic {n}"}, {"label": f"label {n}"})]):
+        for n in range(3):
+            made.thread(f"t{n}").run({"text": f"text {n}"})
+    made.thread("t0").copy("copy")
+    archive = Archive(store)
+    assert [dict(one) for one in archive.examples("sort")] == [
+        {"text": f"text {n}", "topic": f"topic {n}"} for n in range(3)
+    ]
+    assert [(one.inputs().keys(), one.label) for one in archive.examples("lead/judge", contains="topic 1")] == [
+        (["text"], "label 1")
+    ]
+    assert [one.topic for one in archive.examples("sort", limit=1)] == ["topic 2"]
+    assert archive.examples("sort", status="failed") == archive.examples("gone", graph="gone") == []
+    with pytest.raises(LookupError, match=r"'judge'.*'sort', 'lead/judge'|'judge'.*'lead/judge'"):
+        archive.examples("judge")
+    with pytest.raises(TypeError, match=r"no filter 'statu'.* Did you mean 'status'"):
+        archive.examples("sort", statu="failed")
+    assert len([*archive.records(graph="Out", limit=2)]) == 2

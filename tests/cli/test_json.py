@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from dataclasses import fields
 
-from dspyer.archive.run_info import RunInfo
+from dspyer.archive.run_info import RunInfo, Waiting
 from dspyer.events import Commit
+from dspyer.record import Overview
 from tests.cli.conftest import Command, names_of_commands
 from tests.cli.orders import GRAPH
 from tests.rows import each
@@ -19,6 +20,9 @@ ROWS: list[tuple[list[str], set[str], int]] = [
     (["runs"], RUN, 3),
     (["threads"], RUN, 3),
     (["due"], {"thread"}, 0),  # test_act.py has some
+    (["questions"], {*Waiting._fields}, 1),
+    (["overview"], {*Overview._fields}, 1),
+    (["compare", "t-1", "t-2.1"], {"a", "b", "figures", "pairs"}, 1),
     (["show", "t-1"], {*RUN, "answers", "items", "messages", "state", "lm_calls"}, 1),
     (["show", "t-1", "1"], {"commit", "before", "after", "diff", "conflicts", *AROUND}, 1),
     (["show", "t-1", "trunk:2"], {"execution", "node", "parents", "state", *AROUND}, 1),
@@ -37,6 +41,7 @@ ROWS: list[tuple[list[str], set[str], int]] = [
     (["prune", "t-2", "1"], {"threads", "runs", "rows", "kept", "erased"}, 1),
 ]
 BY_THEMSELVES = {
+    "examples": "needs a predictor: tests/cli/test_prompts.py",
     "inspect": "serves until it is stopped: tests/cli/test_inspect.py",
     "stop": "needs a run that works: tests/cli/test_act.py",
     "load": "needs a file: tests/cli/test_files_and_stores.py",

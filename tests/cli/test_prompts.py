@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any, Literal
 
 import dspy
 import pytest
 
-from dspyer import END, START, Graph
+from dspyer import END, START, Archive, Graph
 from dspyer.testing import ScriptedLM
 from tests.cli.conftest import Command
 
@@ -75,3 +76,46 @@ def test_of_a_commit(cli: Command) -> None:
     assert cli("show", "t", "--json").record["lm_calls"] == []
     assert "LM calls" not in cli("show", "t", "--prompts").out
     assert "LM call 1, response:\n  [[ ## answer ## ]]\n  The moon.\n" in cli("show", "t", "1", "--prompts").out
+
+
+def test_examples_are_lines_of_a_data_set_and_two_runs_are_compared(cli: Command) -> None:
+    graph = Graph(name="Say").add_node("answer", dspy.Predict("question -> answer")).add_path(START, "answer", END)
+    program = graph.compile(store="runs.db", record_lm_calls="full")
+    with ScriptedLM([{"answer": "The moon."}, {"answer": "The \x1b[2Jsun."}]):
+        for name, question in (("t", "Why?"), ("u", "What?")):
+            program.thread(name).run({"question": question})
+    made = cli("examples", "answer")
+    assert [(one["inputs"], one["outputs"]["answer"], one["run"], one["step"]) for one in made.records] == [
+        ({"question": "Why?"}, "The moon.", "t.1", "t.1/trunk:1"),
+        ({"question": "What?"}, "The \x1b[2Jsun.", "u.1", "u.1/trunk:1"),
+    ]
+    assert ({*made.records[0]}, made.err) == ({"inputs", "outputs", "run", "step", "corrected"}, "")
+    assert cli("examples", "answer", "--json", "--contains", "MOON").record == made.records[0]
+    assert (cli("examples", "answer", "--status", "failed").out, cli("examples", "gone").code) == ("", 2)
+    assert "Nodes that have some: 'answer'" in cli("examples", "gone").err
+    for command in (["compare", "t", "u"], ["compare", "t.1", "u.1"]):
+        with Archive("runs.db") as archive:
+            a, b = [archive.thread(name).record() for name in "tu"]
+        shown = cli(*command)
+        assert (shown.code, shown.out.splitlines()[0], "\x1b" in shown.out) == (
+            0,
+            str(a.compare(b)).splitlines()[0],
+            False,
+        )
+        assert cli(*command, "--json").record == {
+            "a": "t.1",
+            "b": "u.1",
+            **json.loads(json.dumps(a.compare(b).to_dict())),
+        }
+
+
+@pytest.mark.parametrize(
+    ("command", "text"),
+    [(["t-9", "t-1"], "no thread 't-9'"), (["t-1", "t-1.9"], "no run 't-1.9'"), (["", "t-1"], "''")],
+)
+def test_what_cannot_be_compared(stored: Command, command: list[str], text: str) -> None:
+    done = stored("compare", *command)
+    assert (done.code, done.out, text in done.err) == (2, "", True), done.err
+    asked, summed = stored("questions").out, stored("overview").out
+    assert "Pay 5.0 USD?" in asked
+    assert "ValueError: cannot read boom" in summed

@@ -37,7 +37,7 @@ print(count)
 def test_help_imports_little_and_commands_that_read_import_no_dspy(stored_file: Path) -> None:
     reading = [
         ["runs"], ["threads"], ["show", "t-2"], ["show", "t-2", "1"], ["log", "t-2"], ["diff", "t-2", "0", "2"],
-        ["blame", "t-2"], ["stats", "t-2"], ["graph", "t-2"],
+        ["blame", "t-2"], ["stats", "t-2"], ["graph", "t-2"], ["questions"], ["overview"], ["compare", "t-1", "t-2"],
     ]  # fmt: skip
     commands = json.dumps([[*command, "--store", str(stored_file)] for command in reading])
     done = subprocess.run([sys.executable, "-c", START, commands], capture_output=True, text=True, check=False)

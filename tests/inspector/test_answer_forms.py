@@ -82,7 +82,7 @@ def test_each_type_of_an_answer_can_be_given(page: Any) -> None:
         ready("words")
         for number, word in ((1, "p"), (2, "q")):
             form.get_by_role("button", name="Add an item").click()
-            form.get_by_label(f"Answer {number}", exact=True).fill(word)
+            form.get_by_role("textbox", name=f"Answer {number}").fill(word)
         send()
         page.get_by_role("heading", name="Nothing waits").wait_for()
         page.get_by_text("You have answered").wait_for()
@@ -122,7 +122,7 @@ def test_a_call_is_approved_with_other_arguments_or_refused(page: Any) -> None:
         form = page.locator("form.answer")
         send = form.get_by_role("button", name="Answer and resume")
         page.locator(".ask", has_text="one").click()
-        page.locator(".asking .call", has_text="90").wait_for()
+        page.locator(".asking .askcall", has_text="90").wait_for()
         send.click()
         form.get_by_text("approve the call or refuse it").wait_for()
         form.get_by_label("Approve").check(force=True)

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import sqlite3
 import time
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -214,6 +216,16 @@ def test_long_and_hostile_texts_blank_nothing(tab: Tab, desk: Served, tmp_path: 
             page.keyboard.press("Escape")
             page.keyboard.press("ArrowUp")
         assert HOSTILE in seen
+
+    # A damaged row is a step that says so.
+    desk.program.thread("damaged").run({"text": "a note"})
+    row = "run = (SELECT id FROM run WHERE thread = 'damaged') AND seq = 2"
+    with closing(sqlite3.connect(desk.path)) as file, file:
+        assert file.execute(f"UPDATE entry SET body = x'1234' WHERE {row}").rowcount == 1
+    tab.run("damaged")
+    page.locator("[role=treeitem]", has_text="unreadable").first.click()
+    page.get_by_text("This step cannot be read").wait_for()
+    assert page.locator("[role=treeitem]").count() > 3
 
     # What cannot be read says so where it stands; the rest is shown, and it is asked for again.
     page.route("**/api/values*", lambda route: route.fulfill(status=503, json={"error": {"message": "no store"}}))

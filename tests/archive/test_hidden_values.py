@@ -1,0 +1,102 @@
+"""An archive hides what the program of each run hides, or what it is told to; the store has it whole."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from tenacity import wait_none
+
+from dspyer import END, START, Archive, Context, Graph, Retry
+from dspyer.stores import Memory
+from tests.rows import each
+
+SECRET = "s3cret-key"
+
+
+def by_function(path: tuple[Any, ...], value: Any) -> Any:
+    return "***" if path == ("key",) else value
+
+
+def graph() -> Graph:
+    def login(key: str, ctx: Context) -> dict[str, Any]:
+        if ctx.attempt == 1:
+            raise ConnectionError(f"{key} is refused")
+        return {"user": "Ada", "copied": f"<{key}>"}
+
+    made = Graph(name="Login", inputs=["key"]).add_node(
+        "login", login, writes=["user", "copied"], retry=Retry(2, wait=wait_none())
+    )
+    made.add_interrupt("ok", question="Is {user} right?", answer=str, into="said")
+    made.add_node("end", lambda key: 1 / 0, writes=["user"])
+    return made.add_path(START, "login", "ok", "end", END)
+
+
+def shown(archive: Archive) -> dict[str, Any]:
+    record = archive.thread("t").record()
+    values = [{name: one.value for name, one in step.wrote.items()} for step in record.steps]
+    return {
+        "values": values,
+        "failed": [failure.message for step in record.steps for failure in step.failed],
+        "listed": [info.failure and (info.failure.type, info.failure.message) for info in archive.runs()],
+        "answered": [answer.value for answer in record.answers()],
+        "found": len(archive.runs(contains="<")),
+    }
+
+
+HIDDEN = "[redacted]"
+ALL = {"key": HIDDEN}, {"user": HIDDEN, "copied": HIDDEN}, {"said": HIDDEN}
+BY_PATTERN = {"key": HIDDEN}, {"user": "Ada", "copied": f"<{HIDDEN}>"}
+BY_FUNCTION = {"key": "***"}, BY_PATTERN[1]
+WHOLE = {"key": SECRET}, {"user": "Ada", "copied": f"<{SECRET}>"}
+
+ROWS: dict[str, tuple[Any, Any, tuple[Any, ...], str, int]] = {
+    "what the program hides": (["key"], None, BY_PATTERN, f"{HIDDEN} is refused", 1),
+    "of a function, no values": (by_function, None, ALL, HIDDEN, 0),
+    "another rule": (["user"], ["key"], BY_PATTERN, f"{HIDDEN} is refused", 1),
+    "a function": (
+        ["user"],
+        by_function,
+        ({"key": "***"}, {"user": "Ada", "copied": f"<{HIDDEN}>"}),
+        f"{HIDDEN} is refused",
+        1,
+    ),
+    "nothing": (["key"], False, WHOLE, f"{SECRET} is refused", 1),
+    "nothing of a function": (by_function, False, WHOLE, f"{SECRET} is refused", 1),
+    "a rule for a program without one": (None, "key", BY_PATTERN, f"{HIDDEN} is refused", 1),
+}
+
+
+@each(("redact", "rule", "values", "message", "found"), ROWS.values(), ROWS)
+def test_an_archive_hides_what_the_program_hides_or_what_it_is_told(
+    redact: Any, rule: Any, values: tuple[Any, ...], message: str, found: int
+) -> None:
+    store = Memory()
+    thread = graph().compile(store=store, redact=redact).thread("t")
+    thread.run({"key": SECRET})
+    thread.resume({"ok": "yes, Ada"}, by="ada")
+    archive = Archive(store, redact=rule)
+    seen = shown(archive)
+    assert tuple(seen["values"][: len(values)]) == values
+    assert seen["failed"][:1] == [message]
+    hides_all = values is ALL
+    assert seen["listed"] == [("ZeroDivisionError", HIDDEN if hides_all else "division by zero")]
+    assert seen["found"] == found
+    record = archive.thread("t").record()
+    assert [step.kind for step in record.steps] == ["start", "function", "question", "function"]
+    assert archive.thread("t").state()["copied"] == thread.state["copied"] == f"<{SECRET}>"
+    if rule is None and not callable(redact):
+        assert record == thread.record()
+
+
+def test_another_rule_is_no_changed_graph() -> None:
+    store = Memory()
+    graph().compile(store=store, redact=["key"]).thread("t").run({"key": SECRET})
+    other = graph().compile(store=store, redact=["user"]).thread("t")
+    assert other.resume({"ok": "yes"}).status == "failed"
+    assert (len(store.runs("t")), other.record().hidden) == (1, ("key",))
+
+
+def test_a_malformed_pattern_is_refused() -> None:
+    with pytest.raises(ValueError, match="malformed pattern"):
+        Archive(Memory(), redact=["a..b"])
