@@ -53,7 +53,7 @@ NOT_YET: dict[str, str] = {
         "executing record_lm_calls subscribing with_own_adapters"
     ),
     "inspector.acting": "PRICES decode_update json named_classes",
-    "inspector.reading": "RecordWriter",
+    "inspector.reading": "RecordWriter StepExamples examples_of",
     "lms.gate": "OVER at_fork clock current_gate current_limit end_of is_on_loop",
     "lms.reliable_lm": "FALLBACK clock estimate_tokens responses_asked retry_after token_counts",
     "migrate.channels": "CopyOnRead RecentFindings SCALARS classes_in is_rebuildable mentions message_list",

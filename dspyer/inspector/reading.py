@@ -9,7 +9,8 @@ import asyncio
 import json
 import logging
 import secrets
-from collections.abc import AsyncIterator, Callable, Collection
+from collections.abc import AsyncIterator, Callable, Collection, Iterable, Iterator
+from contextlib import suppress
 from datetime import UTC, datetime
 from threading import Lock
 from typing import Any, TypeVar
@@ -22,10 +23,12 @@ from starlette.routing import Route
 
 from dspyer import Archive
 from dspyer.archive.archived_thread import ArchivedThread
+from dspyer.archive.run_info import RunInfo
 from dspyer.display import drawn_graphs
 from dspyer.errors import ThreadError, error_text
 from dspyer.inspector.json_answers import RefusedError, number, read_in_thread, text_of
 from dspyer.record import Record
+from dspyer.record.step_examples import StepExamples, examples_of
 from dspyer.record.written import RecordWriter
 
 logger = logging.getLogger("dspyer")
@@ -46,6 +49,9 @@ HEARTBEAT = 15.0
 
 KEPT = 16
 """Threads whose readers are kept, and records of a run: a page asks for what has changed since one of them."""
+
+KEPT_GRAPHS = 10_000
+"""Runs of which it is kept of which graph they are."""
 
 KEPT_RUNS = 6
 """Runs of which it is kept what the page was given."""
@@ -109,12 +115,17 @@ class Reading:
         self._lock = Lock()
         self._threads: dict[str, ArchivedThread] = {}  # the last used one last, as all that is kept
         self._runs: dict[tuple[str, str], ShownRun] = {}
+        self._graphs: dict[str, str] = {}
 
     def routes(self) -> list[Route]:
         """The endpoints."""
         reads: dict[str, Callable[[Request], Any]] = {
             "about": self._about,
             "runs": self._list,
+            "overview": self._overview,
+            "questions": self._questions,
+            "compare": self._compare,
+            "examples": self._examples,
             "record": self._record,
             "values": self._values,
         }
@@ -129,11 +140,60 @@ class Reading:
 
     def _list(self, request: Request) -> dict[str, Any]:
         page = _refusing(
-            lambda: self._archive.runs(**_filters(request), limit=number(request, "limit", 100, 1, MOST_RUNS))
+            lambda: self._archive.runs(**_filters(request, *FILTERS), limit=number(request, "limit", 100, 1, MOST_RUNS))
         )
         return {"items": [_shortened(info.to_dict()) for info in page], "next": page.next}
 
-    # --- one run
+    def _overview(self, request: Request) -> Any:
+        filters = _filters(request, "graph", "since", "until")
+        return _refusing(lambda: self._archive.overview(**filters)).to_dict()
+
+    def _questions(self, request: Request) -> dict[str, Any]:
+        del request
+        items = []
+        for one in self._archive.questions():
+            found = one.to_dict()
+            found["question"]["text"] = RecordWriter().text(one.question.text)
+            graph = self._kept(self._graphs, one.run_id, lambda: self._graph_of(one.thread, one.run_id), KEPT_GRAPHS)  # noqa: B023
+            items.append({**found, "program": graph in self._programs})
+        return {"items": items, "next": None}
+
+    def _graph_of(self, thread: str, run: str) -> str:
+        try:
+            return self._archive.thread(thread).info(run).graph
+        except ThreadError:  # deleted since
+            return ""
+
+    def _examples(self, request: Request) -> dict[str, Any]:
+        """The examples of a node in some of the chosen runs, `limit` of them, or in one run."""
+        query, node = request.query_params, text_of(request, "node")
+        if query.get("run"):
+            _, record, _ = self._read(request)
+            found, after = examples_of([record], node), None
+        else:
+            filters = _filters(request, *(name for name in FILTERS if name != "node"))
+            limit = number(request, "limit", 50, 1, MOST_RUNS)
+            page = _refusing(lambda: self._archive.runs(**filters, limit=limit))
+            after = page.next
+            try:
+                found = examples_of(self._records(page), node)
+            except LookupError:
+                if after is None and not query.get("after"):
+                    raise
+                found = StepExamples([], 0)  # of older runs, or of newer ones, there may be some
+        items = [{**one.to_dict(), "thread": one.thread} for one in found.items]
+        return {"items": items, "next": after, "left_out": found.left_out}
+
+    def _records(self, page: Iterable[RunInfo]) -> Iterator[Record]:
+        for info in page:
+            with suppress(ThreadError):  # deleted since
+                yield self._archive.thread(info.thread).record(info.run_id)
+
+    # --- one run, or two
+
+    def _compare(self, request: Request) -> dict[str, Any]:
+        (_, a, _), (_, b, _) = self._read(request), self._read(request, "other_")
+        return {**a.compare(b).to_dict(), "a": RecordWriter().run(a), "b": RecordWriter().run(b)}
 
     def _record(self, request: Request) -> dict[str, Any]:
         query, first = request.query_params, number(request, "first", 0)
@@ -154,10 +214,10 @@ class Reading:
         with shown.lock:
             return {"values": {name: shown.writer.value(record, name) for name in names}}
 
-    def _read(self, request: Request) -> tuple[ArchivedThread, Record, ShownRun]:
-        thread = self._thread(text_of(request, "thread"))
+    def _read(self, request: Request, prefix: str = "") -> tuple[ArchivedThread, Record, ShownRun]:
+        thread = self._thread(text_of(request, f"{prefix}thread"))
         try:
-            record = thread.record(request.query_params.get("run") or None)
+            record = thread.record(request.query_params.get(f"{prefix}run") or None)
         except ThreadError as error:
             raise RefusedError(404, str(error)) from None
         return thread, record, self._kept(self._runs, (thread.name, record.run_id), ShownRun, KEPT_RUNS)
@@ -232,17 +292,6 @@ def _message(event: str, data: dict[str, Any], position: str | None = None) -> b
     return f"event: {event}\n{identity}data: {json.dumps(data)}\n\n".encode()
 
 
-def _filters(request: Request) -> dict[str, Any]:
-    """The filters of runs in the query."""
-    query = request.query_params
-    names = ("status", "graph", "thread", "contains", "node", "model", "after")
-    return (
-        {name: query[name] for name in names if query.get(name)}
-        | {name: _time(query[name], name) for name in ("since", "until") if query.get(name)}
-        | {name: _figure(query[name], name) for name in ("min_cost", "min_seconds") if query.get(name)}
-    )
-
-
 def _refusing(read: Callable[[], T]) -> T:
     try:
         return read()
@@ -276,3 +325,17 @@ def _figure(text: str, name: str) -> float:
         return float(text)
     except ValueError:
         raise RefusedError(400, f"{name}={text!r} is no number", {name: "is no number"}) from None
+
+
+FILTERS: dict[str, Callable[[str, str], Any]] = {
+    **dict.fromkeys(("status", "graph", "thread", "contains", "node", "model", "after"), lambda text, _: text),
+    **dict.fromkeys(("since", "until"), _time),
+    **dict.fromkeys(("min_cost", "min_seconds"), _figure),
+}
+"""The filters of runs, with what reads each from a text of the query and its name."""
+
+
+def _filters(request: Request, *names: str) -> dict[str, Any]:
+    """The filters of runs that the query has."""
+    query = request.query_params
+    return {name: FILTERS[name](query[name], name) for name in names if query.get(name)}

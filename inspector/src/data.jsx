@@ -45,7 +45,9 @@ function useExamples(params) {
       setMore({ ...rest, key, problem });
     }
   };
-  const items = data && params.node ? [...data.items, ...rest.items] : [];
+  // Runs on several pages may share a step: it counts once.
+  const all = data && params.node ? [...data.items, ...rest.items] : [];
+  const items = [...new Map(all.map((example) => [example.step, example])).values()];
   return { items, next: rest.next, leftOut: (data?.left_out ?? 0) + (rest.left ?? 0), error: error ?? rest.problem, busy, load };
 }
 
@@ -250,7 +252,7 @@ export function DataPage({ params }) {
         {wrong > 0 && <p class="bad" role="alert">Mend {plural(wrong, "example")} before the export: a correction is no JSON.</p>}
         {leftOut > 0 && <p class="note wait">{plural(leftOut, "example")} left out, of which a value is hidden, of an unknown class, or not stored.</p>}
         {(!node || error?.status === 404) && <Choose graphs={overview?.graphs} />}
-        {node && !busy && !error && !items.length && (
+        {node && !busy && !error && !items.length && !next && (
           <div class="nothing"><h2>No examples</h2><p>No step of {node} in these runs is done. <a href={href("data", { node })}>Look at all runs</a></p></div>
         )}
         {items.length > 0 && (
@@ -271,9 +273,9 @@ export function DataPage({ params }) {
                 />
               ))}
             </ol>
-            {next && <button type="button" class="btn more" onClick={load}>Show {LIMIT} more</button>}
           </section>
         )}
+        {next && <p><button type="button" class="btn" onClick={load}>{items.length ? "Look in older runs" : "Look further: no run so far has an example"}</button></p>}
       </div>
     </main>
   );

@@ -1,6 +1,6 @@
 // Drafts: what was typed and not yet sent. They outlive the part of the page that shows them, and a reload of the tab.
 
-import { useEffect, useState } from "preact/hooks";
+import { useLayoutEffect, useState } from "preact/hooks";
 
 const PREFIX = "dspyer-draft:";
 const known = new Map(); // also where a page has no storage, as a file opened from disk
@@ -30,7 +30,7 @@ function write(key, value) {
 // [value, set, clear] of a draft by its key. `initial` is what stands there as long as nothing was typed.
 export function useDraft(key, initial) {
   const [, renew] = useState();
-  useEffect(() => {
+  useLayoutEffect(() => { // before the first key is typed
     const all = readers.get(key) ?? new Set();
     readers.set(key, all.add(renew));
     return () => all.delete(renew);

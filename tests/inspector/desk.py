@@ -114,6 +114,11 @@ class Stepping:
         self._process.stdin.write(f"{word}\n")
         self._process.stdin.flush()
 
+    def kill(self) -> None:
+        """Kill it in the middle of a step."""
+        self._process.kill()
+        self._process.wait()
+
     def end(self) -> None:
         """Wait for its end."""
         self._process.stdin.close()

@@ -5,17 +5,22 @@ from __future__ import annotations
 import asyncio
 import json
 import threading
+import time
 from collections.abc import Callable, Coroutine
+from pathlib import Path
 from typing import Any
 from urllib.parse import urlencode
 
+import httpx
 import pytest
 
 import dspyer.inspector
 from dspyer import END, START, Graph
-from dspyer.stores import Memory
+from dspyer.stores import Memory, SQLite
 from dspyer.stores.base import ThreadRow
-from tests.inspector.asking import TOKEN, request
+from tests.asgi_server import served
+from tests.inspector.asking import TOKEN, get, request
+from tests.inspector.desk import Stepping
 
 PATIENCE = 20.0
 INTERVAL = 0.08  # seconds between two polls
@@ -235,3 +240,34 @@ def test_a_stream_needs_the_token_and_a_thread() -> None:
     rows = [("?thread=t", {}, 401), ("", AUTH, 400), ("?thread=missing", AUTH, 404)]
     for query, headers, status in rows:
         assert request(app, "GET", f"/api/follow{query}", headers=headers).status_code == status
+
+
+def test_another_process_is_followed_until_it_is_killed(tmp_path: Path) -> None:
+    """Each change is told within 0.5 s, and what the process works on follows from its rows."""
+    path = tmp_path / "runs.db"
+    stepping = Stepping(path)
+    stepping.ready()
+    app = dspyer.inspector.app(SQLite(path), token=TOKEN)
+    stepping.go()
+    while request(app, "GET", "/api/record?thread=watched", headers=AUTH).status_code != 200:
+        time.sleep(0.01)
+    with served(app) as address, httpx.stream("GET", f"{address}/api/follow?thread=watched", headers=AUTH) as stream:
+        lines, known, took = stream.iter_lines(), "", list[float]()
+        found: list[tuple[str, list[tuple[str, str]]]] = []
+        for act in (None, stepping.go, stepping.go, stepping.kill):
+            began = time.perf_counter()
+            if act is not None:
+                act()
+            while next(lines) != "event: changed":
+                pass
+            answer = get(app, "record", thread="watched", after=known)
+            took.append(time.perf_counter() - began)
+            known = answer["position"]
+            found.append((answer["run"]["status"], [(step["id"], step["status"]) for step in answer["items"]]))
+    assert min(took[1:]) < 0.5  # of three: other processes may take the time of this one
+    steps = [f"watched.1/trunk:{number}" for number in range(4)]
+    assert found[1:] == [
+        ("running", [(steps[1], "done"), (steps[2], "running")]),
+        ("running", [(steps[2], "done"), (steps[3], "running")]),
+        ("crashed", [(steps[3], "stopped")]),
+    ]

@@ -9,6 +9,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Annotated, Any
 
+import dspy
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from pydantic import BaseModel
@@ -17,7 +18,7 @@ import dspyer.inspector
 from dspyer import END, START, Archive, CompiledGraph, Context, Graph, live, reducers
 from dspyer.archive.archived_thread import ArchivedThread
 from dspyer.stores import Memory
-from dspyer.testing import no_pauses
+from dspyer.testing import ScriptedLM, no_pauses
 from tests.inspector.asking import TOKEN, get, request
 
 NASTY = "</script><img src=x onerror=alert(1)>\u2028\u202e\x00\x1b[31m'\"`"
@@ -236,6 +237,69 @@ def test_a_change_of_a_long_run_costs_what_changed() -> None:
     assert sum(items[1:]) < 601 + 2 * len(items)
 
 
+# --- over runs
+
+
+def judged() -> tuple[Memory, CompiledGraph]:
+    """A store with a run, a copy of it that was edited, and runs that failed and that wait."""
+    graph = Graph(name="judge", inputs=["text"]).add_node("judge", dspy.Predict("text -> label"))
+    graph.add_interrupt("ask", question="Is {label} right?", answer=bool, into="ok")
+    graph.add_node("end", lambda label, ok: {"left": len(label) // (label != "bad")}, writes=["left"])
+    store = Memory()
+    program = graph.add_path(START, "judge", "ask", "end", END).compile(store=store)
+    with dspy.context(lm=ScriptedLM(lambda prompt: {"label": prompt.inputs["text"]})):
+        for text in ("good", "bad", "x" * 1_500):
+            program.thread(text[:4]).run({"text": text})
+        for name in ("good", "bad"):
+            program.thread(name).resume({"ask": True})
+        copy = program.thread("good").copy("copy", at=1, patch={"label": "fine"})
+        copy.resume()
+        copy.resume({"ask": False})
+    return store, program
+
+
+def test_two_runs_are_compared() -> None:
+    store, _ = judged()
+    archive = Archive(store)
+    a, b = (archive.thread(name).record() for name in ("good", "copy"))
+    found = get(app_of(store), "compare", thread="good", other_thread="copy", other_run=b.id)
+    assert found == {**json.loads(json.dumps(a.compare(b).to_dict())), "a": found["a"], "b": found["b"]}
+    assert (found["a"]["id"], found["b"]["id"], found["b"]["origin"]["run"]) == (a.id, b.id, a.id)
+    assert "answer" in [name for pair in found["pairs"] for name in pair["changed"]]
+
+
+def test_runs_are_summed_up_and_what_waits_is_listed() -> None:
+    store, program = judged()
+    for name, app in {"reads": app_of(store), "acts": dspyer.inspector.app(store, program, token=TOKEN)}.items():
+        (question,) = get(app, "questions")["items"]
+        assert (question["thread"], question["program"]) == ("xxxx", name == "acts")
+        assert question["question"]["text"]["text"] == "Is " + 997 * "x"
+        more = question["question"]["text"]["more"]
+        assert get(app, "values", thread="xxxx", run=question["run_id"], id=more)["values"][more].endswith("x right?")
+    found = get(app_of(store), "overview", graph="judge")
+    assert found == json.loads(json.dumps(Archive(store).overview(graph="judge").to_dict()))
+    assert (found["runs"], found["failed"]) == (4, 1)
+    assert get(app_of(store), "overview", until="2001-01-01")["runs"] == 0
+
+
+def test_examples_come_from_some_runs_at_a_time_or_from_one() -> None:
+    store, _ = judged()
+    app = app_of(store)
+    pages = [get(app, "examples", node="judge", limit=2, status="completed")]
+    while pages[-1]["next"] is not None:
+        pages.append(get(app, "examples", node="judge", limit=2, after=pages[-1]["next"], status="completed"))
+    found = [one for page in pages for one in page["items"]]
+    assert [(one["inputs"], one["outputs"], one["thread"], one["step"]) for one in found] == [
+        ({"text": "good"}, {"label": "good"}, "copy", "good.1/trunk:1")  # a step that two runs share counts once
+    ]
+    (one,) = get(app, "examples", node="judge", thread="bad", run="bad.1")["items"]
+    assert one["inputs"] == {"text": "bad"}
+    assert get(app, "examples", node="judge", contains="nowhere")["items"] == []
+    auth = {"X-Dspyer-Token": TOKEN}
+    for node, status in (("odd", 404), ("", 400)):
+        assert request(app, "GET", f"/api/examples?node={node}", headers=auth).status_code == status
+
+
 # --- wrong requests
 
 
@@ -247,7 +311,13 @@ def test_a_request_that_is_wrong_is_refused_with_words() -> None:
         *[(name, {"run": long}, 404) for name in ("record", "values")],
         *[("values", {"id": name}, 404) for name in (long, "odd", "")],
         ("values", {"id": ["x"] * 51}, 400),
-        *[("runs", {name: "x"}, 400) for name in ("status", "since", "until", "after", "limit")],
+        *[("compare", {"other_thread": name}, 404 if name else 400) for name in ("odd", "")],
+        *[
+            ("runs", {name: "x"}, 400)
+            for name in ("status", "since", "until", "after", "limit", "min_cost", "min_seconds")
+        ],
+        *[("overview", {name: "x"}, 400) for name in ("since", "until")],
+        ("runs", {"min_cost": "-1"}, 400),
     ]
     for name, params, status in rows:
         refused = request(
