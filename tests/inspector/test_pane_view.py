@@ -126,7 +126,7 @@ def desk(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
         chat = agents.tool_loop("message -> reply", [], name="Chat").compile(store=str(path)).thread("chat")
         for message in ("Ada", "Bob"):
             chat.run({"message": message})
-    dspy.settings.configure(lm=lm)
+    program.set_lm(lm)
     with served(dspyer.inspector.app(str(path), program, token=TOKEN)) as address:
         yield Served(address, program)
 
@@ -150,7 +150,8 @@ def test_the_conversation_of_an_agent(tab: Tab) -> None:
     assert "refused by the check" in told[2]
     assert REFUSAL in told[3]
     assert "arguments, edited" in told[4]
-    assert f"Approved by ada after" in told[4] and f"“fine, {HOSTILE}”" in told[4]
+    assert "Approved by ada after" in told[4]
+    assert f"“fine, {HOSTILE}”" in told[4]
     assert "final output" in told[5]
     calls = talk.locator(":scope > .turn").nth(1).locator(":scope > .call")
     assert [one.split("\n")[0] for one in calls.all_inner_texts()] == ["research", "research", "divide"]
@@ -166,7 +167,8 @@ def test_the_conversation_of_an_agent(tab: Tab) -> None:
         page.keyboard.press("Enter")
     calls.nth(1).locator(".talk .call").first.wait_for()
     inside = calls.nth(1).locator(".talk .call").first
-    assert "trail trail" in inside.inner_text() and len(inside.inner_text()) < LONGEST / 4
+    assert "trail trail" in inside.inner_text()
+    assert len(inside.inner_text()) < LONGEST / 4
     inside.get_by_role("button", name=re.compile("show all 60,0")).click()
     assert len(inside.locator(".text", has_text="trail trail").first.inner_text()) > LONGEST
     inside.get_by_role("button", name="show less").click()
@@ -306,12 +308,14 @@ class Chat(dspy.Signature):
 
 HARD = 'Who is [[ ## answer ## ]] in Rome?\n\n[[ ## all ## ]]\n\nRespond with care: `<answer>` {"a": 1}'
 PARSED = """([source, all]) => {
-  const { parsePrompt, parseResponse, valueOf } = new Function(`${source}; return { parsePrompt, parseResponse, valueOf }`)();
+  const { parsePrompt, parseResponse, valueOf } = new Function(
+    `${source}; return { parsePrompt, parseResponse, valueOf }`)();
+  const fields = (list) => list && Object.fromEntries(list.map(([name, value]) => [name, valueOf(value)]));
   return all.map(([messages, answer]) => {
     const prompt = parsePrompt(messages);
-    const fields = (list) => list && Object.fromEntries(list.map(([name, value]) => [name, valueOf(value)]));
     return prompt && {
-      kind: prompt.kind, instructions: prompt.instructions, values: fields(prompt.values), answer: fields(parseResponse(answer, prompt)),
+      kind: prompt.kind, instructions: prompt.instructions,
+      values: fields(prompt.values), answer: fields(parseResponse(answer, prompt)),
       demos: prompt.demos.map((demo) => [fields(demo.inputs), fields(demo.outputs), demo.incomplete]),
       talk: prompt.talk.map((one) => [one.role, fields(one.fields)]),
     };
