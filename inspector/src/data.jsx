@@ -120,7 +120,7 @@ function Example({ example, index, chosen, onChoose, texts, onTexts, open, onOpe
         <button type="button" class="exampleopen" aria-expanded={open} onClick={onOpen}>
           <Fields values={example.inputs} />
           <Fields values={outputs} />
-          <span class="from">
+          <span class="one">
             {isCorrected && <Tag tone={Object.keys(problems).length ? "bad" : "ok"}>corrected</Tag>}
             <span class="soft one">{example.thread ?? example.run}</span>
           </span>
