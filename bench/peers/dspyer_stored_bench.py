@@ -11,7 +11,7 @@ import shutil
 import signal
 import tempfile
 import weakref
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from itertools import pairwise
 from pathlib import Path
 from statistics import median
@@ -204,20 +204,26 @@ def head(commits: int, what: str) -> Round:
 
 
 def archived(threads: int, what: str) -> Round:
-    """What an archive needs for a list of threads, or for a filter that finds one of them, with a new connection."""
+    """What an archive needs for a list of threads, for a text that one of them has, or to sum up all runs.
+
+    With a new connection; a run has three commits.
+    """
     folder = tempfile.mkdtemp()
     path = str(Path(folder) / "runs.db")
     with open_store(path) as store:
-        program = looped(Watch(), 3).compile(store=store)
+        program = looped(Watch(), 2).compile(store=store)
         for number in range(threads):
             program.thread(f"t-{number}").run({"n": 0})
-    query: dict[str, Any] = {"limit": threads} if what == "list" else {"text": f"T-{threads - 1}", "limit": threads}
 
     def measure() -> float:
         with Archive(path) as archive:
-            return timed(
-                lambda: len(archive.threads(**query)), 1, lambda found: expect(found, threads if what == "list" else 1)
-            )
+            reads: dict[str, tuple[Callable[[], int], int]] = {
+                "list": (lambda: len(archive.threads(limit=threads)), threads),
+                "contains": (lambda: len(archive.runs(contains=f"T-{threads - 1}.", limit=threads)), 1),
+                "overview": (lambda: archive.overview().runs, threads),
+            }
+            read, count = reads[what]
+            return timed(read, 1, lambda found: expect(found, count))
 
     weakref.finalize(measure, shutil.rmtree, folder, ignore_errors=True)
     return measure

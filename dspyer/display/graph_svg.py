@@ -644,20 +644,18 @@ class Layout:
                 chains.setdefault(cell[:2], []).append(cell)
         for key, end in self._ports(chains).items():
             source = self.boxes[key[0]]
-            points, upright = [(source.x, source.bottom)], [True]
+            points = [(source.x, source.bottom)]
             for cell in chains[key]:
                 row, x = self._row[cell], self._x[cell]
                 top, height = self._tops[row], self._heights[row]
                 if row % 2 == 0:
                     points += [(x, top), (x, top + height)]
-                    upright += [True, True]
                 elif height:
                     points.append((x, top + height / 2))
-                    upright.append(False)
                 if cell == self._named.get(key):
                     self.labels[key] = (*points[-1], "middle")
             self.starts[key] = points[0]
-            self.paths[key] = curve([*points, end], [*upright, True])
+            self.paths[key] = curve([*points, end])
 
     def _ports(self, chains: Mapping[EdgeKey, Sequence[Cell]]) -> dict[EdgeKey, Coordinates]:
         """The end of each forward edge at its target: side by side, in the order in which they arrive."""

@@ -11,6 +11,7 @@ import re
 import unicodedata
 from collections.abc import Iterable, Sequence
 from html import escape as escape_html
+from itertools import pairwise
 
 Coordinates = tuple[float, float]
 
@@ -135,26 +136,12 @@ def _style() -> str:
     return "\n".join(lines)
 
 
-def curve(points: Sequence[Coordinates], upright: Sequence[bool]) -> str:
-    """A smooth SVG path downwards through some points; it passes the `upright` ones straight down."""
-    # Slopes are the harmonic means of those around: such a curve never swings past a point (Fritsch and Butland 1984).
-    slopes = []
-    for i, straight in enumerate(upright):
-        if straight:
-            slopes.append(0.0)
-        else:
-            (x0, y0), (x1, y1), (x2, y2) = points[i - 1 : i + 2]
-            before, after = (x1 - x0) / (y1 - y0), (x2 - x1) / (y2 - y1)
-            slopes.append(2 * before * after / (before + after) if before * after > 0 else 0.0)
+def curve(points: Sequence[Coordinates]) -> str:
+    """A smooth SVG path downwards, which passes all its points straight down."""
     path = [f"M{fmt(points[0][0])} {fmt(points[0][1])}"]
-    for i in range(1, len(points)):
-        (x0, y0), (x1, y1) = points[i - 1], points[i]
-        if x0 == x1 and slopes[i - 1] == slopes[i] == 0:
-            path.append(f"V{fmt(y1)}")
-            continue
-        reach = (y1 - y0) * 0.5
-        controls = (x0 + slopes[i - 1] * reach, y0 + reach, x1 - slopes[i] * reach, y1 - reach, x1, y1)
-        path.append("C" + " ".join(map(fmt, controls)))
+    for (x0, y0), (x1, y1) in pairwise(points):
+        middle = (y0 + y1) / 2
+        path.append(f"V{fmt(y1)}" if x0 == x1 else "C" + " ".join(map(fmt, (x0, middle, x1, middle, x1, y1))))
     return " ".join(path)
 
 

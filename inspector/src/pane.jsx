@@ -34,7 +34,7 @@ const TABS = [
   },
   { id: "changes", name: "Changes", fits: () => true, View: Changes },
   { id: "state", name: "State", fits: () => true, View: State },
-  { id: "graph", name: "Graph", fits: (record, step) => Boolean(record.graph(record.path(step.id))?.drawing), View: GraphView },
+  { id: "graph", name: "Graph", fits: (record) => Boolean(record.graph()?.drawing), View: GraphView },
 ];
 
 function Summary({ record, step, now }) {

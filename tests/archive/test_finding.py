@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import sqlite3
+from pathlib import Path
 from typing import Any
 
 import dspy
 import pytest
 
 from dspyer import END, START, Archive, Budget, Graph
-from dspyer.stores import Memory
+from dspyer.stores import Memory, SQLite
 from dspyer.stores.base import Row
 from dspyer.testing import ScriptedLM
 
@@ -74,6 +76,41 @@ def test_runs_are_found_by_what_they_hold(method: str, limit: int) -> None:
             if (after := page.next) is None:
                 break
         assert " ".join(found) == names, filters
+
+
+@pytest.mark.parametrize("hides", ["patterns", "a function"])
+def test_a_hidden_value_is_not_found(hides: str) -> None:
+    def hide(path: tuple[Any, ...], value: Any) -> Any:
+        return "hidden" if path[0] == "key" else value
+
+    def fail(key: str) -> dict[str, Any]:
+        raise ValueError(f"refused {key!r}, of Ada")
+
+    store = Memory()
+    graph = Graph(name="Vault", inputs=["key", "by"]).add_node("use", fail, writes=["a"]).add_path(START, "use", END)
+    made = graph.compile(store=store, redact=["key"] if hides == "patterns" else hide)
+    made.thread("t").run({"key": "sesame-9", "by": "Ada"})
+    for text, shown in (("SESAME", False), ("Vault", True), ("Ada", hides == "patterns")):
+        for redact, expected in ((None, shown), (False, True)):
+            archive = Archive(store, redact=redact)
+            assert (len(archive.runs(contains=text)) == 1) is expected, (text, redact)
+    assert "sesame" not in str(Archive(store).overview())
+
+
+def test_of_a_damaged_run_the_rest_is_shown_and_found(tmp_path: Path) -> None:
+    path = tmp_path / "runs.db"
+    with SQLite(path) as store:
+        graph = Graph().add_node("one", lambda n: {"a": "first word"}, writes=["a"])
+        graph.add_node("two", lambda n: {"b": "second word"}, writes=["b"]).add_path(START, "one", "two", END)
+        graph.compile(store=store).thread("t").run({"n": 1})
+    with sqlite3.connect(path) as connection:
+        connection.execute("UPDATE entry SET body = 'no body' WHERE seq = 3")
+    with Archive(path) as archive:
+        steps = archive.thread("t").record().steps
+        assert [(step.node, step.status) for step in steps[:2]] == [("START", "done"), ("one", "done")]
+        assert [bool(step.reason) for step in steps] == [False, False, True]
+        assert (steps[2].status, len(archive.runs(contains="first"))) == ("unreadable", 1)
+        assert archive.runs(contains="second") == ()
 
 
 class Counting(Memory):
