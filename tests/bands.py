@@ -7,13 +7,11 @@ NOT_YET: dict[str, str] = {
     "agents.agent_check": "FinderNode Repair SENT build_finder facts_around giving into_problems set_apart",
     "agents.arrivals": "Inbox LivePosts SENT",
     "agents.conversation": (
-        "ARGS COVERS CUTS FORCED HANDOFFS MESSAGES PROBLEMS TURN check_chat places_of_results text_by_name "
-        "without_none"
+        "ARGS COVERS CUTS FORCED HANDOFFS MESSAGES PROBLEMS TURN check_chat places_of_results text_by_name without_none"
     ),
     "agents.loop": "compiled literals members",
     "agents.mode": (
-        "Filler fill_text is_template names_in set_steps_apart step_count warning_message warning_of "
-        "with_valid_text"
+        "Filler fill_text is_template names_in set_steps_apart step_count warning_message warning_of with_valid_text"
     ),
     "agents.settle": "value_in",
     "agents.tool_action": (
@@ -41,6 +39,7 @@ NOT_YET: dict[str, str] = {
     "cli.store_access": "CheckedStore SQLITE UnreadablePatch encode_update export is_encrypted load",
     "display": "lazy_names",
     "display.graph_svg": "Edge Rounds",
+    "display.page_file": "RecordWriter",
     "display.progress": "at_fork watching",
     "display.report": "ROLES",
     "display.stats": "sum_usage",
@@ -55,6 +54,7 @@ NOT_YET: dict[str, str] = {
         "executing record_lm_calls subscribing with_own_adapters"
     ),
     "inspector.acting": "PRICES decode_update json named_classes",
+    "inspector.reading": "RecordWriter",
     "lms.gate": "OVER at_fork clock current_gate current_limit end_of is_on_loop",
     "lms.reliable_lm": "FALLBACK clock estimate_tokens responses_asked retry_after token_counts",
     "migrate.channels": "CopyOnRead RecentFindings SCALARS classes_in is_rebuildable mentions message_list",

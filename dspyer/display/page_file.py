@@ -12,7 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from dspyer.display.graph_svg import drawing_of
-from dspyer.record import DrawnGraph, Record, RecordWriter
+from dspyer.record import DrawnGraph, Record
+from dspyer.record.written import RecordWriter
 
 PAGE = Path(__file__).parent / "page"
 

@@ -13,7 +13,6 @@ if TYPE_CHECKING:
     from dspyer.record.record import Record
     from dspyer.record.step_examples import StepExample, StepExamples, examples_of
     from dspyer.record.turns import ToolCall, Turn
-    from dspyer.record.written import RecordWriter
 
 __all__ = [
     "Checked",
@@ -24,7 +23,6 @@ __all__ = [
     "Pair",
     "Record",
     "RecordStep",
-    "RecordWriter",
     "StepExample",
     "StepExamples",
     "StepQuestion",
@@ -37,6 +35,5 @@ __all__ = [
 # A graph knows `record.drawn`; the rest is for readers of runs.
 _HOMES = {"Record": "record", "Checked": "drawn", "DrawnGraph": "drawn", "Items": "items"}
 _HOMES |= {"Comparison": "compare", "Overview": "overview", "Pair": "compare", "ToolCall": "turns", "Turn": "turns"}
-_HOMES |= {"RecordWriter": "written"}
 _HOMES |= dict.fromkeys(["StepExample", "StepExamples", "examples_of"], "step_examples")
 __getattr__ = lazy_names(__name__, {name: _HOMES.get(name, "making") for name in __all__})
