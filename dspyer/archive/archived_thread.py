@@ -91,13 +91,13 @@ class ArchivedThread:
 
     @property
     def answers(self) -> tuple[Answer, ...]:
-        """The answers to the questions of all runs, as `Thread.answers` gives them."""
-        return self._thread_reader.answers()
+        """The answers to the questions of all runs, as they may be shown."""
+        return tuple(map(self._records.shown, self._thread_reader.answers()))
 
     @property
     def unread(self) -> tuple[Sent, ...]:
-        """The messages that no turn has taken, as `Thread.unread` gives them."""
-        return unread_of(self._reader.store, self.name)
+        """The messages that no turn has taken, as they may be shown."""
+        return tuple(map(self._records.shown, unread_of(self._reader.store, self.name)))
 
     def history(
         self,
