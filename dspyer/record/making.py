@@ -711,8 +711,6 @@ class _Maker:
         step["asked"] = asked
         if is_open and step["status"] != "failed":
             step["status"] = "waiting"
-        if asked.at is not None and answer is not None and answer.at is not None:
-            step["waited"] = step.get("waited", 0.0) + max(0.0, answer.at - asked.at)
 
     # --- the tree
 
@@ -762,8 +760,8 @@ class _Maker:
             fields |= {"started": begun, "seconds": 0.0 if begun is None else ended - begun}
         if fields["status"] == "stopped" and any(one.status == "waiting" for one in below):
             fields["status"] = "waiting"
-        waited = [one.waited for one in below if one.parent == fields["id"]]
-        fields["waited"] = fields.get("waited", 0.0) + sum(waited)
+        asked = [one for one in (fields.get("asked"), *[step.asked for step in below]) if one is not None]
+        fields["waited"] = covered([one.span for one in asked])
         fields |= {name: tuple(fields[name]) for name in ("lm", "failed", "posts") if name in fields}
         return [RecordStep(**fields, parent=parent), *below]
 

@@ -3,13 +3,14 @@
 import { useState } from "preact/hooks";
 import { HOW_TO_ACT, canAct, useAction } from "./acts.jsx";
 import { embedded, post } from "./api.js";
-import { Diff } from "./diff.jsx";
+import { Diff, same } from "./diff.jsx";
 import { useDraft } from "./drafts.js";
 import { Answers, answersOf, fieldsOf } from "./fields.jsx";
 import { cost, duration, tokens } from "./format.js";
 import { announce } from "./hooks.js";
 import { valueOf } from "./parse.js";
 import { Button, Problem, Tag } from "./parts.jsx";
+import { gist } from "./value.jsx";
 
 const known = new Map(); // the last answers by call, as long as the page is open
 
@@ -33,14 +34,14 @@ function edited(messages, draft) {
   });
 }
 
-function Message({ role, text, value, id, onText }) {
+function Message({ role, text, value, id, last, onText }) {
   const shown = value ?? text;
   const rows = Math.min(16, Math.max(2, shown.slice(0, 4000).split("\n").length + Math.floor(Math.min(4000, shown.length) / 110)));
-  const [open, setOpen] = useState(role !== "system" && role !== "developer");
+  const [open, setOpen] = useState(last);
   return (
     <div class="edited">
       <button type="button" class="twist" aria-expanded={open} onClick={() => setOpen(!open)}>
-        {role} {value !== undefined && value !== text && <Tag tone="wait">edited</Tag>}
+        {role} {value !== undefined && value !== text && <Tag tone="wait">edited</Tag>} {!open && <span class="soft">{gist(shown)}</span>}
       </button>
       {open && <textarea id={id} aria-label={`message of ${role}`} rows={rows} spellcheck={false} value={shown} onInput={(event) => onText(event.target.value)} />}
     </div>
@@ -53,7 +54,15 @@ const Figures = ({ of }) => (
 
 const byName = (response, prompt) => Object.fromEntries(answersOf(response).flatMap((one) => fieldsOf(one, prompt)).map(([name, value]) => [name || "text", valueOf(value)]));
 
+// What the server gives as a text was several answers, or one with parts.
+function partsIn(text) {
+  const found = valueOf(text);
+  return Array.isArray(found) && found.length && found.every((one) => one?.text !== undefined || one?.tool_calls) ? found : text;
+}
+
 function Beside({ call, sent, response, found }) {
+  const answer = partsIn(found.text);
+  const [first, now] = [response, answer].map((one) => (one == null ? null : byName(one, sent.parsed)));
   return (
     <div class="beside" role="group" aria-label="both answers">
       <div>
@@ -62,14 +71,12 @@ function Beside({ call, sent, response, found }) {
       </div>
       <div>
         <header><b>This answer</b> <Tag>{found.model}</Tag><Figures of={found} /></header>
-        <Answers response={found.text} prompt={sent.parsed} />
+        <Answers response={answer} prompt={sent.parsed} />
       </div>
-      {response != null && (
+      {first && (
         <div class="both">
-          <header><b>Difference</b></header>
-          <dl class="card fields">
-            <div class="field wide"><dd><Diff before={byName(response, sent.parsed)} after={byName(found.text, sent.parsed)} /></dd></div>
-          </dl>
+          <header><b>{same(first, now) ? "The answers are equal." : "Difference"}</b></header>
+          {!same(first, now) && <div class="card differing"><Diff before={first} after={now} /></div>}
         </div>
       )}
     </div>
@@ -96,14 +103,15 @@ function Form({ record, step, index, sent, response }) {
     setFound(answer);
     announce("The model has answered");
   });
+  const all = texts(sent.messages);
   const put = (name, text, first) => {
     const { [name]: _old, ...rest } = draft;
     setDraft(text === first ? rest : { ...rest, [name]: text });
   };
   return (
     <form class="again card" onSubmit={act}>
-      {texts(sent.messages).map(([at, part, text]) => (
-        <Message key={nameOf(at, part)} id={`again-${index}-${nameOf(at, part)}`} role={sent.messages[at].role} text={text} value={draft[nameOf(at, part)]} onText={(typed) => put(nameOf(at, part), typed, text)} />
+      {all.map(([at, part, text], place) => (
+        <Message key={nameOf(at, part)} last={place === all.length - 1} id={`again-${index}-${nameOf(at, part)}`} role={sent.messages[at].role} text={text} value={draft[nameOf(at, part)]} onText={(typed) => put(nameOf(at, part), typed, text)} />
       ))}
       <div class="send">
         <label for={`again-${index}-model`}>Model</label>

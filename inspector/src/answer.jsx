@@ -262,6 +262,13 @@ function Approve({ id, call, draft, onDraft, problems }) {
 
 // --- the form
 
+// What the answer to an approval says; null to any other question.
+export function verdict(asked, value) {
+  const ok = value !== null && typeof value === "object" ? value.ok : value;
+  if (!asked.call || typeof ok !== "boolean") return null;
+  return `${ok ? "approved" : "refused"}${value.args ? " with other arguments" : ""}${value.reason ? `: ${value.reason}` : ""}`;
+}
+
 export const draftKey = (id) => `answer/${id}`;
 
 // What a draft says, for a reader whose question was answered meanwhile.

@@ -1,6 +1,7 @@
 // Two runs side by side: figures, and their steps in pairs; what is equal folds to one line.
 
 import { useEffect, useMemo, useRef, useState } from "preact/hooks";
+import { verdict } from "./answer.jsx";
 import { Bar } from "./bar.jsx";
 import { Diff } from "./diff.jsx";
 import { amount, beginning, cost, count, duration, plural } from "./format.js";
@@ -117,8 +118,7 @@ function answerText(asked, values) {
   const { answer } = asked ?? {};
   if (!answer) return undefined;
   const value = values.get(answer.value);
-  const ok = asked.call && value !== null && typeof value === "object" ? value.ok : value;
-  const words = asked.call && typeof ok === "boolean" ? (ok ? "approved" : "refused") : typeof value === "string" ? value : JSON.stringify(value);
+  const words = verdict(asked, value) ?? (typeof value === "string" ? value : JSON.stringify(value));
   return `${words}${answer.by ? ` by ${answer.by}` : ""}${answer.comment ? `: “${beginning(answer.comment)}”` : ""}`;
 }
 

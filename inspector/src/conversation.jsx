@@ -151,7 +151,7 @@ function Result({ record, call }) {
     return <div class="bad">{step?.failure?.type && `${step.failure.type}: `}<Text record={record} of={typeof message === "object" && message?.text === undefined ? JSON.stringify(message) : message} /></div>;
   }
   if (result) return <Value of={result.value !== undefined ? result.value : result.content} />;
-  if (step?.call?.result) return <ValueOf record={record} vid={step.call.result} />;
+  if (!status && step?.call?.result) return <ValueOf record={record} vid={step.call.result} />;
   return <span class="soft">{status ?? "no result"}</span>;
 }
 

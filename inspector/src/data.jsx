@@ -69,7 +69,13 @@ function Editor({ id, outputs, texts, problems, onTexts }) {
     return (
       <div class="inputline" key={name}>
         <label for={field}><code>{name}</code> {changed && <Tag tone="ok">corrected</Tag>}</label>
-        <textarea
+        {typeof value === "boolean" && (
+          <select id={field} value={text} onChange={(event) => onTexts({ ...texts, [name]: event.target.value })}>
+            <option value="true">True</option>
+            <option value="false">False</option>
+          </select>
+        )}
+        {typeof value !== "boolean" && <textarea
           id={field}
           rows={Math.min(12, Math.max(2, text.split("\n").length + Math.floor(text.length / 90)))}
           value={text}
@@ -77,7 +83,7 @@ function Editor({ id, outputs, texts, problems, onTexts }) {
           aria-invalid={Boolean(problems[name])}
           aria-describedby={problems[name] ? `${field}-wrong` : undefined}
           onInput={(event) => onTexts({ ...texts, [name]: event.target.value })}
-        />
+        />}
         {problems[name] && <p id={`${field}-wrong`} class="bad" role="alert">{problems[name]}</p>}
         {changed && (
           <button type="button" class="btn small" onClick={() => onTexts({ ...texts, [name]: undefined })}>Put back what the run gave</button>

@@ -1,12 +1,13 @@
-// What differs between two values: texts by words (or by lines, if they are long), other values by their keys.
+// What differs between two values: texts by words, other values by their keys.
 
-import { diffArrays, diffLines, diffWordsWithSpace } from "diff";
+import { diffArrays, diffWordsWithSpace } from "diff";
 import { useMemo, useState } from "preact/hooks";
 import { plural } from "./format.js";
 import { isRaw } from "./numbers.js";
 import { Scalar, Value } from "./value.jsx";
 
-const BUDGET = 120; // milliseconds for a comparison by words, and for one by lines
+const BUDGET = 120; // milliseconds for a comparison by words, and for one of long texts
+const RUN = 8; // tokens: four words and what is between them
 const CONTEXT = 160; // equal characters that stay in sight beside a change
 const ROWS = 100;
 
@@ -19,7 +20,7 @@ const changes = (parts) => parts.map((part) => [part.added ? COME : part.removed
 // How much of two texts is the same, at most: the words that both have, in any order.
 function overlap(before, after) {
   const words = new Map();
-  const all = (text) => text.match(/[\p{L}\p{N}_]+|[^\s\p{L}\p{N}_]/gu) ?? [];
+  const all = (text) => tokens(text).filter((word) => word.trim());
   for (const word of all(before)) words.set(word, (words.get(word) ?? 0) + 1);
   let shared = 0;
   for (const word of all(after)) {
@@ -36,18 +37,60 @@ const bulk = (text) => text.replace(/\s/g, "").length;
 
 const byWords = (before, after, budget) => diffWordsWithSpace(before, after, { timeout: budget });
 
-// Lines first, and words within the lines that were replaced, as long as there is time.
-function byLines(before, after) {
-  const lines = diffLines(before, after, { timeout: BUDGET });
-  if (!lines) return null;
+const tokens = (text) => text.match(/[\p{L}\p{N}_]+|\s+|[^\s\p{L}\p{N}_]/gu) ?? [];
+
+// Where each run of tokens begins that a text has only once.
+function places(list) {
+  const found = new Map();
+  for (let at = 0; at + RUN <= list.length; at += 1) {
+    const run = list.slice(at, at + RUN).join("");
+    found.set(run, found.has(run) ? -1 : at);
+  }
+  return found;
+}
+
+// The longest chain of pairs in which both numbers grow: pairs come in the order of the first one.
+function chain(pairs) {
+  const ends = []; // of the chains of each length the one with the smallest end
+  const before = new Array(pairs.length);
+  pairs.forEach(([, place], at) => {
+    let [low, high] = [0, ends.length];
+    while (low < high) {
+      const middle = (low + high) >> 1;
+      if (pairs[ends[middle]][1] < place) low = middle + 1;
+      else high = middle;
+    }
+    before[at] = ends[low - 1];
+    ends[low] = at;
+  });
+  const found = [];
+  for (let at = ends.at(-1); at !== undefined; at = before[at]) found.push(pairs[at]);
+  return found.reverse();
+}
+
+// Of long texts, runs of words that both have once are held fast, and only what is between them is compared by words, as long as
+// there is time.
+function byRuns(before, after) {
   const end = performance.now() + BUDGET;
+  const [a, b] = [tokens(before), tokens(after)];
+  const [mine, theirs] = [places(a), places(b)];
   const out = [];
-  for (let at = 0; at < lines.length; at += 1) {
-    const [old, now] = [lines[at], lines[at + 1]];
+  let [i, j] = [0, 0];
+  const fill = (toA, toB) => {
+    const [gone, come] = [a.slice(i, toA).join(""), b.slice(j, toB).join("")];
     const left = end - performance.now();
-    const words = old.removed && now?.added && left > 0 ? byWords(old.value, now.value, left) : null;
-    out.push(...(words ?? [old]));
-    if (words) at += 1;
+    const found = gone && come && left > 0 ? byWords(gone, come, left) : null;
+    if (found) out.push(...found);
+    else out.push(...[{ removed: true, value: gone }, { added: true, value: come }].filter((part) => part.value));
+  };
+  const common = [...mine].filter(([run, at]) => at >= 0 && (theirs.get(run) ?? -1) >= 0).map(([run, at]) => [at, theirs.get(run)]);
+  for (const [atA, atB] of [...chain(common), [a.length, b.length]]) {
+    if (atA < i || atB < j) continue; // it overlaps the run before
+    if (atA > i || atB > j) fill(atA, atB);
+    const value = a.slice(atA, atA + RUN).join("");
+    if (out.at(-1) && !out.at(-1).added && !out.at(-1).removed) out[out.length - 1] = { value: out.at(-1).value + value };
+    else if (value) out.push({ value });
+    [i, j] = [atA + RUN, atB + RUN];
   }
   return out;
 }
@@ -83,9 +126,7 @@ export function textDifference(before, after) {
   const whole = [[GONE, before], [COME, after]].filter(([, text]) => text);
   const least = Math.max(bulk(before), bulk(after)) / 3;
   if (!before || !after || overlap(before, after) < least) return whole;
-  const found = byWords(before, after, BUDGET) ?? byLines(before, after);
-  if (!found) return whole;
-  const parts = changes(found);
+  const parts = changes(byWords(before, after, BUDGET) ?? byRuns(before, after));
   const kept = parts.reduce((sum, [kind, text]) => sum + (kind === KEPT ? bulk(text) : 0), 0);
   return kept < least ? whole : tidied(parts);
 }

@@ -34,7 +34,7 @@ const TABS = [
   },
   { id: "changes", name: "Changes", fits: () => true, View: Changes },
   { id: "state", name: "State", fits: () => true, View: State },
-  { id: "graph", name: "Graph", fits: (record, step) => Boolean(record.graph(record.path(step.id))?.drawing), View: GraphView },
+  { id: "graph", name: "Graph", fits: (record) => Boolean(record.graph()?.drawing), View: GraphView },
 ];
 
 function Summary({ record, step, now }) {
@@ -166,8 +166,8 @@ export function Pane({ record, step, tab, onTab, onSelect, onBack, about, now })
       {step.reason && step.status !== "unreadable" && <div class="note"><span class="k">why it went on so</span><p><Text record={record} of={step.reason} /></p></div>}
       <Attempts record={record} step={step} />
       {step.failure && <Failure record={record} failure={step.failure} title="Failed" />}
-      <Boundary what="The question" of={step.id}><Asked record={record} step={step} about={about} /></Boundary>
       {step.call && step.kind !== "agent" && <Call record={record} step={step} />}
+      <Boundary what="The question" of={step.id}><Asked record={record} step={step} about={about} /></Boundary>
       {step.kind !== "agent" && <Messages record={record} messages={step.messages} words="taken here" />}
       {step.parent === null && step.id === record.inside(null).at(-1)?.id && <Messages record={record} messages={record.run.unread} words="not taken yet" />}
       <Tabs label="What is shown of the step" tabs={tabs} selected={shown.id} onSelect={onTab} />
@@ -184,16 +184,19 @@ export function Pane({ record, step, tab, onTab, onSelect, onBack, about, now })
 function Call({ record, step }) {
   const { call } = step;
   const args = Object.entries(call.args ?? {});
+  const pending = step.status === "waiting" || step.status === "running" || !call.result;
   return (
-    <div class="card io">
+    <div class={pending ? "card io one" : "card io"}>
       <div>
         <div class="k">arguments</div>
         {args.length ? <dl class="arg">{args.map(([name, value]) => <div key={name}><dt>{name}</dt><dd><Value of={value} /></dd></div>)}</dl> : <span class="soft">none</span>}
       </div>
-      <div>
-        <div class="k">result {call.error && <Tag tone="bad">error</Tag>}</div>
-        {call.result ? <div class={call.error ? "bad" : ""}><ValueOf record={record} vid={call.result} /></div> : <span class="soft">no result yet</span>}
-      </div>
+      {!pending && (
+        <div>
+          <div class="k">result {call.error && <Tag tone="bad">error</Tag>}</div>
+          <div class={call.error ? "bad" : ""}><ValueOf record={record} vid={call.result} /></div>
+        </div>
+      )}
     </div>
   );
 }

@@ -1,12 +1,12 @@
 // Everything that waits for an answer, oldest first; each is answered in place.
 
 import { useEffect, useRef, useState } from "preact/hooks";
-import { AnswerForm, draftKey, draftText } from "./answer.jsx";
+import { AnswerForm, draftKey, draftText, verdict } from "./answer.jsx";
 import { hasDraft, useDraft } from "./drafts.js";
 import { beginning, firstLine, moment, plural } from "./format.js";
 import { announce, useKeys, useMedia, useNow, useTitle } from "./hooks.js";
 import { Boundary, Kind, Problem, Tag, Time } from "./parts.jsx";
-import { useRecord } from "./record.js";
+import { useRecord, useValues } from "./record.js";
 import { useRenewed } from "./renewed.js";
 import { go, href } from "./route.js";
 import { Text, Value, ValueOf } from "./value.jsx";
@@ -86,6 +86,12 @@ function Call({ call }) {
   );
 }
 
+function Given({ record, asked }) {
+  const { value: id } = asked.answer;
+  const words = verdict(asked, useValues(record, [id]).get(id));
+  return words ?? <ValueOf record={record} vid={id} />;
+}
+
 // Who answered a question, and what; and what was typed here for it, if anything.
 function Answered({ thread, run, id, mine }) {
   const { record, error } = useRecord({ thread, run });
@@ -104,7 +110,7 @@ function Answered({ thread, run, id, mine }) {
               <b>{mine ? "You have answered" : "Answered elsewhere"}</b>
               {answer.by && <> by <b>{answer.by}</b></>} <span class="soft"><Time time={answer.at} /></span>
             </p>
-            <div class="given"><ValueOf record={record} vid={answer.value} /></div>
+            <div class="given"><Given record={record} asked={step.asked} /></div>
             {answer.comment && <p>“<Text record={record} of={answer.comment} />”</p>}
           </>
         )}
@@ -136,7 +142,7 @@ function Asked({ item, about, onDone, mine, narrow }) {
       </header>
       <p class="soft about">
         <a href={href("run", { thread, run, step: question.id.replace(/\/[^/]*$/, "") })}>{thread}</a>
-        <span>waits since <Time time={since} /></span>
+        <span>{gone ? "asked" : "waits since"} <Time time={since} /></span>
         <code>{question.key}</code>
       </p>
       {!question.call && beginning(question.text) && <div class="card quote">{typeof question.text === "string" ? <Text of={question.text} /> : <LongText {...{ thread, run }} of={question.text} />}</div>}

@@ -4,12 +4,12 @@
 import { useEffect, useRef, useState } from "preact/hooks";
 import { get } from "./api.js";
 
-const SOONEST = 300; // milliseconds
+const SOONEST = 300; // milliseconds between an answer and the next question
 const LATEST = 30_000;
 const SHARE = 6; // of the time that an answer takes, between two questions
 
 // {data, error, busy, renew}: `data` is that of these parameters; null until it is there.
-export function useRenewed(path, params) {
+export function useRenewed(path, params, soonest = SOONEST) {
   const key = path && JSON.stringify([path, params]);
   const [state, setState] = useState({ key: null, data: null, error: null, text: "" });
   const ask = useRef(() => undefined);
@@ -36,7 +36,7 @@ export function useRenewed(path, params) {
       }
       asking = false;
       if (stop.signal.aborted) return;
-      const pause = Math.max(SOONEST * 2 ** tries, (performance.now() - from) * SHARE);
+      const pause = Math.max(soonest * 2 ** tries, (performance.now() - from) * SHARE);
       timer = setTimeout(() => (document.hidden ? undefined : renew()), Math.min(LATEST, pause));
     };
     const seen = () => document.hidden || renew();

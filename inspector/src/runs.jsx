@@ -10,6 +10,7 @@ import { useRenewed } from "./renewed.js";
 import { go, href } from "./route.js";
 
 const LIMIT = 100;
+const SLOW = 5_000; // milliseconds between two overviews of a list in which nothing happens
 const STATUSES = ["completed", "failed", "interrupted", "running", "stopped", "crashed"];
 const SPANS = { "": "All", today: "Today", "24h": "24 h", "7d": "7 days", custom: "Custom" };
 const TEXTS = ["contains", "thread", "graph", "node", "model", "min_cost", "min_seconds"];
@@ -60,7 +61,7 @@ function usePages(filter) {
     }
   };
   const showFresh = () => setState({ key, items: data.items, next: data.next, problem: null });
-  return { ...shown, fresh, error: error ?? state.problem, busy: busy || state.key !== key, more, showFresh };
+  return { ...shown, data, fresh, error: error ?? state.problem, busy: busy || state.key !== key, more, showFresh };
 }
 
 // A filter that is typed: it is asked for when the typing pauses.
@@ -239,8 +240,9 @@ export function RunsPage({ params }) {
   const list = useRef(null);
   const [chosen, setChosen] = useState([]);
   const { since, until } = times(params);
-  const overview = useRenewed("overview", { since, until, graph: params.graph });
-  const { items, next, fresh, error, busy, more, showFresh } = usePages(query(params));
+  const overview = useRenewed("overview", { since, until, graph: params.graph }, SLOW);
+  const { items, next, fresh, error, busy, more, showFresh, data } = usePages(query(params));
+  useEffect(() => void (data && overview.renew()), [data]);
   const choose = (key) => setChosen((old) => (old.includes(key) ? old.filter((one) => one !== key) : [...old, key].slice(-2)));
   const move = (event, typing) => (typing ? false : moveFocus(list.current, "a.listrow", event));
   useKeys({

@@ -151,16 +151,19 @@ export function Tree({ record, selected, onSelect, onEnter, query, setQuery, now
     watcher.observe(scroller.current);
     return () => watcher.disconnect();
   }, []);
-  const placed = useRef(null);
+  // What is selected comes into sight: once, and when a phone comes back from it to the tree, which was not shown.
+  const [placed, last] = [useRef(null), useRef(null)];
+  last.current = selected ?? last.current;
+  const shown = view.height > 0;
   useLayoutEffect(() => {
-    const el = scroller.current;
-    if (index < 0 || placed.current === selected) return;
-    placed.current = selected;
-    const top = index * ROW;
+    const [el, place] = [scroller.current, selected ? index : rows.findIndex((row) => row.step.id === last.current)];
+    if (place < 0 || !shown || placed.current === (selected ?? "back")) return;
+    placed.current = selected ?? "back";
+    const top = place * ROW;
     if (top < el.scrollTop) el.scrollTop = Math.max(0, top - ROW);
     else if (top + ROW > el.scrollTop + el.clientHeight - 8) el.scrollTop = top + 3 * ROW - el.clientHeight;
     seen();
-  }, [selected, index]);
+  }, [selected, index, shown]);
   useLayoutEffect(() => {
     if (end.current) scroller.current.scrollTop = scroller.current.scrollHeight; // the reader watches the end
   }, [rows.length]);

@@ -20,6 +20,12 @@ from tests.inspector.watching import TOKEN, Tab, fits, until
 SELECTED = "document.querySelector('[role=treeitem][aria-selected=true]')"
 FOCUSED = "document.activeElement?.getAttribute('role')"
 LONGEST = 60_000
+WIDTH = 40
+IN_SIGHT = """() => {
+  const box = (one) => document.querySelector(one).getBoundingClientRect();
+  const [node, view] = [box(".gnode.current .box"), box(".canvas")];
+  return node.left >= view.left && node.right <= view.right;
+}"""
 
 
 class Served(NamedTuple):
@@ -36,6 +42,7 @@ def desk(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
     path = tmp_path_factory.mktemp("desk") / "runs.db"
     program, long = fill(path)
     nested().compile(store=str(path)).thread("nested").run({"words": ["a", "fail", "b"]})
+    wide().compile(store=str(path)).thread("wide").run({"n": 1})
     stepping = Stepping(path)
     with served(dspyer.inspector.app(str(path), program, token=TOKEN)) as address:
         yield Served(address, program, long, path, stepping)
@@ -68,6 +75,15 @@ def nested() -> Graph:
     inner.add_path(START, "spell", END)
     graph = Graph(name="Nested", inputs=["words"])
     return graph.add_node("inner", inner).add_path(START, "inner", END)
+
+
+def wide() -> Graph:
+    """A graph that is much wider than the page."""
+    graph = Graph(name="Wide", inputs=["n"])
+    names = [f"node_{number}" for number in range(WIDTH)]
+    for name in names:
+        graph.add_node(name, lambda n: {}, writes=[f"{name}_done"])
+    return graph.add_edge(START, names).add_node("last", lambda n: {}).add_edge(names, "last").add_edge("last", END)
 
 
 def head(page: Any, name: str) -> None:
@@ -145,6 +161,11 @@ def test_steps_in_steps_unfold_and_the_strip_zooms(tab: Tab) -> None:
     page.locator("[data-node=spell]").click()
     head(page, "spell")
 
+    tab.run("wide", step=f"wide.1/{WIDTH - 1}:0", tab="graph")
+    page.locator(f".gnode.current [data-node=node_{WIDTH - 1}]").wait_for()
+    assert page.evaluate(IN_SIGHT)
+
+    tab.run("nested")
     box = page.locator(".stripbox").bounding_box()
     page.mouse.move(box["x"] + box["width"] * 0.3, box["y"] + 40)
     page.mouse.down()
@@ -254,6 +275,14 @@ def test_the_view_fits_nothing_moves_and_axe_finds_nothing_serious(tab: Tab, wid
             page.wait_for_selector(f"#tab-{view}[aria-selected=true]")
             until(page, "!document.querySelector('.pane [aria-busy=true]')")
             fits(page, f"{thread} {step} {view}")
+    if width == 380:  # a step is a page of its own
+        page.get_by_role("button", name="Steps").click()
+        page.locator("[role=treeitem]", has_text=f"×{LONG}").wait_for()
+        assert page.locator(".pane").count() == 0
+        page.locator("[role=treeitem]").last.click()
+        page.locator(".page .pane h2").wait_for()
+        page.go_back()
+        page.locator("[role=treeitem]").last.wait_for()
     page = tab.open("run", thread="long")
     page.wait_for_selector("[role=treeitem]")
     page.evaluate("document.querySelector('[role=tree]').scrollTop = 300 * 30")

@@ -87,10 +87,10 @@ def lm_calls(draw: st.DrawFn) -> LMCall:
     )
 
 
-def written_and_read(call: LMCall, hidden: bool = False) -> tuple[LMCall, dict[str, bytes]]:
+def written_and_read(call: LMCall) -> tuple[LMCall, dict[str, bytes]]:
     """A call, through JSON."""
     blobs: dict[str, bytes] = {}
-    stored = json.loads(json.dumps(encode_call(call, blobs, hidden)))
+    stored = json.loads(json.dumps(encode_call(call, blobs)))
     return decode_call(stored, call.execution, call.node, lambda names: {name: blobs[name] for name in names}), blobs
 
 
@@ -102,14 +102,6 @@ def test_a_call_is_read_as_it_was_written(call: LMCall) -> None:
     assert (found.cost is None) == (call.cost is None)
     assert found.started == pytest.approx(call.started, abs=0.0011)
     assert found.seconds == pytest.approx(call.seconds, abs=1.1e-6)
-
-
-@given(lm_calls())
-def test_of_a_hidden_call_usage_alone_is_read(call: LMCall) -> None:
-    found, _ = written_and_read(call, hidden=True)
-    assert (found.messages, found.response) == (None, None)
-    if call.failed is not None:
-        assert found.failed == call.failed.partition(":")[0]
 
 
 USUAL = LMCall(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import time
 from collections.abc import Callable
 from itertools import pairwise
 from typing import Any
@@ -10,7 +11,7 @@ from typing import Any
 import dspy
 import pytest
 
-from dspyer import END, START, Graph, agents
+from dspyer import END, START, Context, Graph, agents
 from dspyer.record import Comparison, Record
 from dspyer.testing import Prompt, ScriptedLM
 from tests.agents.kit import turn
@@ -152,6 +153,24 @@ def test_the_text_shows_figures_and_folds_equal_steps() -> None:
     assert text[3].split()[0] == "seconds"
     assert text[-3:-1] == ["= 2 equal steps: START, a", "+ update: n  (0 µs)"]
     assert text[-1].startswith("~ b: m  (")
+
+
+def test_what_items_wait_for_at_the_same_time_counts_once() -> None:
+    def item(row: int, ctx: Context) -> Any:
+        return ctx.interrupt("fine", f"Is {row} fine?")
+
+    graph = Graph().add_map("each", item, over="rows", item="row", into="out").add_path(START, "each", END)
+    thread = graph.compile(store=":memory:").thread("t")
+    run = thread.run({"rows": [1, 2, 3]})
+    time.sleep(0.05)
+    thread.resume({question.id: True for question in run.questions})
+    record = thread.record()
+    (mapped,) = [step.waited for step in record.steps if step.kind == "map"]
+    items = [step.waited for step in record.steps if step.kind == "item"]
+    assert 0.04 < max(items) <= mapped < 0.9 * sum(items)
+    assert 0.04 < record.waited <= mapped
+    assert record.ended is not None
+    assert record.seconds + record.waited <= record.ended - record.started + 0.01
 
 
 def path(names: list[str]) -> Record:
