@@ -133,6 +133,15 @@ class Redaction:
             return None if hidden is None else cls(_hide)
         return cls.of([tuple(map(encoding.decode, one)) if isinstance(one, list) else one for one in hidden], lists)
 
+    @property
+    def told(self) -> list[Any] | str:
+        """The form in the headers of runs: patterns as text, literal paths as lists; or `"function"`."""
+        patterns: list[Any] = [
+            list(map(encoding.encode, one.segments)) if one.literal else ".".join(map(str, one.segments))
+            for one in self.patterns
+        ]
+        return patterns or "function"
+
     def _by_pattern(self, path: KeyPath, value: Any) -> Any:
         return HIDDEN if any(pattern.matches(path) for pattern in self.patterns) else value
 

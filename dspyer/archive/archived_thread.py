@@ -14,7 +14,7 @@ from dspyer.archive.run_info import RunInfo, run_info
 from dspyer.archive.stored_graph import StoredGraph
 from dspyer.display import RunPath, Stats, count_stats, describe_run, draw_svg, write_page
 from dspyer.errors import ThreadError, shows_removed
-from dspyer.events import Commit, LMCall, Sent
+from dspyer.events import Answer, Commit, LMCall, Sent
 from dspyer.failure import Failure
 from dspyer.log.journal import is_alive
 from dspyer.log.reader import HistoryReader
@@ -96,9 +96,14 @@ class ArchivedThread(ReadsHistory):
         return failures_of_run(self._reader, self._listed(run))
 
     @property
+    def answers(self) -> tuple[Answer, ...]:
+        """The answers to the questions of all runs, as they may be shown."""
+        return tuple(map(self._records.shown, super().answers))
+
+    @property
     def unread(self) -> tuple[Sent, ...]:
-        """The messages that no turn has taken, as `Thread.unread` gives them."""
-        return unread_of(self._reader.store, self.name)
+        """The messages that no turn has taken, as they may be shown."""
+        return tuple(map(self._records.shown, unread_of(self._reader.store, self.name)))
 
     def history(
         self,

@@ -91,8 +91,7 @@ Dicts = list[dict[str, Any]]
 def facts_of(t: ArchivedThread, run: str | None) -> tuple[dict[str, Any], list[Items], Dicts, Dicts]:
     """The entry of a run, the items of its maps, the answers that it got, and the messages, with the unread ones."""
     info, record = t.info(run).to_dict(), t.record(run)
-    unread = [t._records.shown(one, record.run_id) for one in t.unread]
-    messages = [*record.messages(), *[{**one.to_dict(), "step": None} for one in unread]]
+    messages = [*record.messages(), *[{**one.to_dict(), "step": None} for one in t.unread]]
     return info, maps_of(record), [one.to_dict() for one in record.answers()], messages
 
 
@@ -139,7 +138,7 @@ def commits_of(
         executions = Address.parse(answer.question.execution).inside
         for depth, own in enumerate(executions):  # the commit of a node that runs a graph has those of nodes inside too
             name = full_id(answer.question.run, *executions[:depth], whole_execution(own))
-            given.setdefault(name, []).append(t._records.shown(answer))
+            given.setdefault(name, []).append(answer)
     shown, problem = [], None
     for commit in found[:count]:
         shown.append(

@@ -641,14 +641,15 @@ class Graph:
             answers: answers to questions by key, or a function from a `Question` to its answer, for runs
                 without a person: under an optimizer, `dspy.Evaluate` or a test. Keys that no node asks are ignored,
                 since those of `ctx.interrupt` show only in a run; the error names a question without an answer.
-            redact: what events, logs, errors and exports do not show: patterns of paths (`["user.email", "**.token"]`),
-                or a function of a path and a plain value that returns what is shown. States and stores hold all.
+            redact: what is hidden in all that dspyer prints, draws, sends or writes for people: patterns of paths
+                (`["user.email", "**.token"]`), or a function of a path and a plain value that returns what is shown.
+                Values in the process, stores and exports are whole. Readers of a store obey the patterns too.
                 A pattern begins with a field of this graph or of a graph inside it, and goes on with parts of its type.
                 `notes.*.text` hides a part of each item of a list. What comes after `**` is not checked; any other
-                pattern that can hide nothing is refused. Values that were hidden and have at least 4 characters are
-                replaced in all other texts too, such as messages of exceptions; what a node derives from them, the
-                keys of a hidden mapping and the frames of a traceback are not. Give it to the outermost program:
-                inside another graph it hides values in the events of the inner run alone.
+                pattern that can hide nothing is refused. Hidden values of at least 4 characters are replaced in all
+                other texts of the run too, such as messages of exceptions. What a node derives from them, which
+                `explain()` lists, the keys of a hidden mapping and the frames of a traceback are not. Give it to the
+                outermost program: inside another graph it hides values in the events of the inner run alone.
             record_lm_calls: what a run on a thread records of its LM calls (`thread.lm_calls`). `"usage"`: predictor,
                 model, tokens, cost, times. `"full"`: messages and responses, too; with `redact` these are stored only.
                 `"none"`: nothing. A function gets each `dspyer.events.LMCall` with its texts, and returns what to

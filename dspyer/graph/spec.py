@@ -36,7 +36,6 @@ from dspyer.redaction import Redact, Redaction
 from dspyer.scheduler.topology import END, ERROR_MARK, START, Topology
 from dspyer.schema.schema import Schema
 from dspyer.schema.type_fit import merge_problem, path_problem
-from dspyer.values import json as encoding
 from dspyer.values.scalars import is_whole_number
 
 # --- what a `Graph` was given, and the checks that can be made before it is compiled
@@ -570,13 +569,7 @@ class GraphSpec:
     @property
     def hidden(self) -> list[Any] | str | None:
         """The redaction of its values, as the header of a run says it; None for nothing."""
-        if self.redaction is None:
-            return None
-        patterns: list[Any] = [
-            [encoding.encode(key) for key in one.segments] if one.literal else ".".join(map(str, one.segments))
-            for one in self.redaction.patterns
-        ]
-        return patterns or "function"
+        return None if self.redaction is None else self.redaction.told
 
     @property
     def recorded(self) -> str:

@@ -13,7 +13,6 @@ from dspyer.failure import Failure
 from dspyer.ids import full_id
 from dspyer.log.rows import total_cost
 from dspyer.patch import DELETE
-from dspyer.policies import Pattern
 from dspyer.record.compare import Comparison
 from dspyer.record.drawn import DrawnGraph
 from dspyer.record.making import RecordStep, RunEnding, RunSteps, Wrote, covered, span_of
@@ -56,7 +55,7 @@ class Record:
         steps: its steps, each before those inside of it.
         failures: those with which it ended.
         origin: where it has begun as a copy or a rerun; None for neither.
-        hidden: what its program redacts: patterns, or `"function"`; None for nothing.
+        hidden: what is redacted in it: patterns, or `"function"`; None for nothing.
         lm_calls: how much of LM calls its program records: `"usage"`, `"full"`, `"none"` or `"function"`.
 
     Example:
@@ -278,13 +277,10 @@ class Record:
             ...     for name, one in record.steps[0].wrote.items()]
             [True, False]
         """
-        if self.hidden == "function" or find_opaque(value) is not None:
-            return False
-        if not self.hidden:
-            return True
-        patterns = [Pattern.of(tuple(one) if isinstance(one, list) else one) for one in self.hidden or ()]
-        gone, plain = object(), thaw(value)
-        redaction = Redaction(lambda path, part: gone if any(one.matches(path) for one in patterns) else part)
+        redaction = Redaction.stored(self.hidden)
+        if redaction is None or find_opaque(value) is not None:
+            return find_opaque(value) is None
+        plain = thaw(value)
         return redaction.value((field,), plain) is plain and HIDDEN not in str(plain)
 
     def calls(self, id: str) -> tuple[LMCall, ...]:  # noqa: A002

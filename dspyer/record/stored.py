@@ -433,7 +433,7 @@ class RunReader:
                 self._rows.run.id,
                 self._thread,
                 float(header.get("started", 0.0)),
-                header.get("hidden"),
+                None if self._steps.redactor is None else self._steps.redactor.redaction.told,
                 str(header.get("lm_calls", "usage")),
                 self._origin(),
             )

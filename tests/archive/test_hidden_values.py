@@ -85,6 +85,7 @@ def test_an_archive_hides_what_the_program_hides_or_what_it_is_told(
     record = archive.thread("t").record()
     assert [step.kind for step in record.steps] == ["start", "function", "question", "function"]
     assert archive.thread("t").state()["copied"] == thread.state["copied"] == f"<{SECRET}>"
+    assert (record.hidden is None) == (rule is False)
     if rule is None and not callable(redact):
         assert record == thread.record()
 
@@ -94,7 +95,8 @@ def test_another_rule_is_no_changed_graph() -> None:
     graph().compile(store=store, redact=["key"]).thread("t").run({"key": SECRET})
     other = graph().compile(store=store, redact=["user"]).thread("t")
     assert other.resume({"ok": "yes"}).status == "failed"
-    assert (len(store.runs("t")), other.record().hidden) == (1, ("key",))
+    assert [run.header["hidden"] for run in store.runs("t")] == [["key"]]
+    assert (other.record().hidden, Archive(store).thread("t").record().hidden) == (("user",), ("key",))
 
 
 def test_a_malformed_pattern_is_refused() -> None:

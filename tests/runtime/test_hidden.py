@@ -12,6 +12,7 @@ from io import StringIO
 from pathlib import Path
 from typing import Annotated, Any, NamedTuple
 
+import dspy
 import httpx
 import pytest
 from pydantic import BaseModel
@@ -37,9 +38,12 @@ from dspyer import (
 )
 from dspyer.__main__ import main
 from dspyer.events import Event
+from dspyer.inspector import app
 from dspyer.serve import router
 from dspyer.testing import Prompt, ScriptedLM
+from tests.inspector.asking import TOKEN, get
 from tests.runtime.traces import Traces
+from tests.serve.posting import app_of, body, send
 
 CANARY = "canary-4711 \"é\\\\'"
 """Its JSON and its `repr` differ from it, and its first characters are in both."""
@@ -73,6 +77,7 @@ class State(BaseModel):
     draft: str = ""
     problems: list[str] = []
     sure: bool = False
+    summary: str = ""
     answer: str = ""
 
 
@@ -102,13 +107,15 @@ def read(page: str, ctx: Context) -> str:
     return f"read {page}"
 
 
-def send(token: str, sure: bool) -> dict[str, Any]:
+def deliver(token: str, sure: bool) -> dict[str, Any]:
     if not sure:
         raise ValueError(json.dumps({"not sent": token}))
     return {"answer": token}
 
 
 def turn(prompt: Prompt) -> dict[str, Any]:
+    if "summary" in prompt.asks:
+        return {"summary": f"About {CANARY}."}
     seen = "is a bird" in "".join(one.content for one in prompt.turns)
     call = {"name": "submit", "args": {"found": CANARY}} if seen else {"name": "look_up", "args": {"words": CANARY}}
     return {"next_thought": f"I look for {CANARY}.", "tool_calls": {"tool_calls": [call]}}
@@ -129,10 +136,11 @@ def program(store: str) -> CompiledGraph:
         of="write",
         fix=lambda token: {"draft": f"Sir {token}"},
     )
+    graph.add_node("sum", dspy.Predict("draft -> summary"))
     graph.add_interrupt("ask", question="Send {token}?", answer=bool, into="sure")
-    graph.add_node("send", send, writes=["answer"])
+    graph.add_node("send", deliver, writes=["answer"])
     graph.add_edge(START, "plan").add_edge("plan", ["left", "right"]).add_edge(["left", "right"], "agent")
-    graph.add_path("agent", "each", "write", "ask", "send", END)
+    graph.add_path("agent", "each", "write", "sum", "ask", "send", END)
     return graph.compile(store=store, redact=PATTERNS, record_lm_calls="full")
 
 
@@ -150,6 +158,29 @@ class Played(NamedTuple):
     thread: Thread
     archive: Archive
     seen: dict[str, str]
+
+
+def talked(program: CompiledGraph) -> list[Any]:
+    """The events that an AG-UI client gets which answers the question of a run."""
+    agent = app_of(program, inputs=lambda body: {"token": CANARY}, text="draft")
+    asked = send(agent, body(thread="c"))[-1]["outcome"]["interrupts"][0]
+    answer = {"interruptId": asked["id"], "status": "resolved", "payload": True}
+    return send(agent, body(thread="c", run="r2", resume=[answer]))
+
+
+def inspected(p: Played) -> list[Any]:
+    """What the inspector answers to a page that shows the runs, and all values of one."""
+    page = app(p.folder / "runs.db", token=TOKEN)
+    found = [get(page, "runs"), get(page, "overview"), get(page, "examples", node="sum")]
+    for name in ("t", "f"):
+        record = get(page, "record", thread=name)
+        ids = {one["value"] for step in record["items"] for one in step["wrote"].values()}
+        ids |= {
+            more for step in record["items"] for call in step["lm"] for more in (*call["messages"], call["response"])
+        }
+        values = [get(page, "values", thread=name, id=one) for one in ids - {None}]
+        found += [record, values, get(page, "compare", thread="t", other_thread=name)]
+    return found
 
 
 async def streamed(program: CompiledGraph) -> str:
@@ -182,7 +213,7 @@ def played(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCa
         other = made.thread("f")
         other.run({"token": CANARY})
         failed = other.resume({"ask": False})
-        seen = {"served": asyncio.run(streamed(made))}
+        seen = {"served": asyncio.run(streamed(made)), "AG-UI": str(talked(made))}
     assert (done.status, failed.status) == ("completed", "failed")
     seen |= {
         "logs": caplog.text,
@@ -197,6 +228,11 @@ EXITS: dict[str, Callable[[Played], Any]] = {
     "spans": lambda p: p.seen["spans"],
     "progress": lambda p: p.seen["progress"],
     "served": lambda p: p.seen["served"],
+    "AG-UI": lambda p: p.seen["AG-UI"],
+    "inspector": inspected,
+    "comparisons": lambda p: [p.done.record().compare(p.failed.record()), p.archive.overview()],
+    "examples": lambda p: p.done.record().examples("sum"),
+    "answers": lambda p: [p.archive.thread("t").answers, p.done.record().answers()],
     "events": lambda p: [
         [event.to_dict(), event.label(), repr(event)] for run in (p.done, p.failed) for event in run.events
     ],
@@ -234,7 +270,7 @@ EXITS: dict[str, Callable[[Played], Any]] = {
 }
 COMMANDS = (
     *("runs", "threads", "show t", "show f", "show t 1 --prompts", "show t 4", "log t", "log f", "log t --inside 5"),
-    *("diff t 0 5", "blame t", "stats t", "graph t"),
+    *("diff t 0 5", "blame t", "stats t", "graph t", "compare t f", "overview"),
 )
 
 
@@ -262,6 +298,7 @@ def test_a_hidden_value_is_at_no_exit_and_whole_where_values_are_kept(played: Pl
     shown |= {f"dspyer {command}": printed(played, command) for command in COMMANDS}
     assert found_in(shown) == []
     assert [name for name, text in shown.items() if not text] == []
+    assert played.done.record().examples("sum") == []  # its input repeats what is hidden
     whole = {
         "state": played.done.state["copied"]["text"],
         "at": played.thread.at(0)["token"],
