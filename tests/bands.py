@@ -27,8 +27,8 @@ NOT_YET: dict[str, str] = {
     ),
     "archive.archive": "CheckedStore HistoryReader Opaque check_thread_name due_threads json",
     "archive.archived_thread": (
-        "Bounds FollowedRecords HistoryReader Moment ThreadReader cancellation_count drawn_graph failures_of_run "
-        "first_version is_alive run_in_thread run_of unread_of"
+        "Bounds FollowedRecords HistoryReader ReadsHistory ThreadReader cancellation_count drawn_graph "
+        "failures_of_run first_version is_alive run_in_thread run_of unread_of"
     ),
     "archive.opening": "CheckedStore",
     "archive.run_info": (
@@ -39,6 +39,7 @@ NOT_YET: dict[str, str] = {
     "cli.store_access": "CheckedStore SQLITE UnreadablePatch encode_update export is_encrypted load",
     "display": "lazy_names",
     "display.graph_svg": "Edge Rounds",
+    "display.page_file": "RecordWriter",
     "display.progress": "at_fork watching",
     "display.report": "ROLES",
     "display.stats": "sum_usage",
@@ -53,7 +54,7 @@ NOT_YET: dict[str, str] = {
         "executing record_lm_calls subscribing with_own_adapters"
     ),
     "inspector.acting": "PRICES decode_update json named_classes",
-    "inspector.reading": "RecordWriter StepExamples examples_of",
+    "inspector.reading": "RecordWriter",
     "lms.gate": "OVER at_fork clock current_gate current_limit end_of is_on_loop",
     "lms.reliable_lm": "FALLBACK clock estimate_tokens responses_asked retry_after token_counts",
     "migrate.channels": "CopyOnRead RecentFindings SCALARS classes_in is_rebuildable mentions message_list",

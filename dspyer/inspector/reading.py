@@ -27,8 +27,7 @@ from dspyer.archive.run_info import RunInfo
 from dspyer.display import drawn_graphs
 from dspyer.errors import ThreadError, error_text
 from dspyer.inspector.json_answers import RefusedError, number, read_in_thread, text_of
-from dspyer.record import Record
-from dspyer.record.step_examples import StepExamples, examples_of
+from dspyer.record import Record, StepExamples, examples_of
 from dspyer.record.written import RecordWriter
 
 logger = logging.getLogger("dspyer")

@@ -363,7 +363,7 @@ class Record:
         return {step.id: place for place, step in enumerate(self.steps)}
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the JSON form. Values are in `values`, each once, under a hash of its JSON text.
+        """Return the JSON form. Values are in `values`, each once, under a hash of it.
 
         Example:
             >>> from dspyer import END, START, Graph

@@ -16,6 +16,7 @@ from dspyer.record.making import RecordStep, StepQuestion
 from dspyer.record.turns import ToolCall, tool_calls
 from dspyer.values import json as encoding
 from dspyer.values.freezing import freeze
+from dspyer.values.frozen import FrozenList
 
 if TYPE_CHECKING:
     from dspyer.record.record import Record
@@ -27,6 +28,9 @@ LONGEST = 1_000
 
 BATCH = 1_000
 """Steps that are written at once when a value is looked for."""
+
+FIGURES = frozenset({int, float, bool, type(None)})
+"""Types of items of which a list is kept as it is."""
 
 STEP = ("id", "parent", "kind", "node", "visit", "status", "started", "seconds", "waited")
 CALL = ("seconds", "predictor", "model", "cost", "attempt", "cached")
@@ -50,34 +54,46 @@ def plain(encoded: Any) -> Any:
 
 
 class RecordWriter:
-    """Writes records of one run as JSON values. Of what it has written it keeps the values, each once, by their ids."""
+    """Writes records of one run as JSON values. Of what it has written it keeps the values, each once, by their ids.
+
+    A list of texts or of other lists and mappings is kept as the ids of its items: one that grows by a step, such as a
+    conversation, has those before it in common with the list of the step before.
+    """
 
     def __init__(self) -> None:
+        self._named: dict[str, None] = {}  # the ids that were given out
         self._values: dict[str, Any] = {}
+        self._lists: dict[str, tuple[str, ...]] = {}
         self._known: dict[int, tuple[Any, str]] = {}  # by identity, with the value: its id is not used again meanwhile
         self._searched: Record | None = None  # with the steps among which no value was looked for yet
         self._left: Iterator[RecordStep] = iter(())
 
-    def whole(self, record: Record) -> dict[str, Any]:
-        """A record with all values."""
-        return {
+    def whole(self, record: Record, *, shared: bool = False) -> dict[str, Any]:
+        """A record with all values; `shared` for lists as the ids of their items, in `lists`."""
+        found = {
             "format": FORMAT,
             "run": self.run(record),
             "graphs": {path: graph.to_dict() for path, graph in record.graph.within()},
             "steps": self.steps(record, record.steps),
-            "values": self._values,
         }
+        if shared:
+            return {**found, "values": self._values, "lists": self._lists}
+        return {**found, "values": {name: self._json(name) for name in self._named}}
 
     def value(self, record: Record, id: str) -> Any:  # noqa: A002 - the name of the key
         """A value by its id; raises `LookupError` if the record has none."""
-        if id not in self._values and self._searched is not record:
+        if id not in self._named and self._searched is not record:
             self._searched, self._left = record, iter(record.steps)
             self.run(record)
-        while id not in self._values:
+        while id not in self._named:
             if not (some := list(islice(self._left, BATCH))):
                 raise LookupError(f"the run {record.id!r} has no value {id!r}: ask for its steps again")
             self.steps(record, some)
-        return self._values[id]
+        return self._json(id)
+
+    def _json(self, name: str) -> Any:
+        items = self._lists.get(name)
+        return self._values[name] if items is None else list(map(self._json, items))
 
     def run(self, record: Record) -> dict[str, Any]:
         """The run as a whole."""
@@ -134,18 +150,34 @@ class RecordWriter:
 
     def _value(self, value: Any) -> str | None:
         """The id of a frozen value; None for no value."""
-        # Steps share what they did not change: by identity, a large state is encoded once and not at each step.
         if value is DELETE:
             return None
-        known = self._known.get(id(value))
-        if known is None:
-            known = self._known[id(value)] = value, self._add(plain(encoding.encode(value)))
-        return known[1]
+        name = self._place(value)
+        self._named[name] = None
+        return name
 
     def _add(self, plain_value: Any) -> str:
+        name = self._keep(plain_value)
+        self._named[name] = None
+        return name
+
+    def _place(self, value: Any) -> str:
+        # Steps share what they did not change: by identity, a large state is encoded once and not at each step.
+        known = self._known.get(id(value))
+        if known is None:
+            items = value.raw_items() if type(value) is FrozenList else ()
+            if not items or not FIGURES.isdisjoint(map(type, items)):
+                name = self._keep(plain(encoding.encode(value)))
+            else:
+                places = tuple(map(self._place, items))
+                name = _hash(f"list {' '.join(places)}")
+                self._lists.setdefault(name, places)
+            known = self._known[id(value)] = value, name
+        return known[1]
+
+    def _keep(self, plain_value: Any) -> str:
         # Sorted: values that are equal have one id, whatever order their keys came in.
-        text = json.dumps(plain_value, ensure_ascii=False, sort_keys=True)
-        name = blake2b(text.encode("utf-8", "surrogatepass"), digest_size=6).hexdigest()
+        name = _hash(json.dumps(plain_value, ensure_ascii=False, sort_keys=True))
         self._values.setdefault(name, plain_value)
         return name
 
@@ -200,6 +232,10 @@ class RecordWriter:
     def _post(self, post: Posted) -> dict[str, Any]:
         value = self._add(plain(post.to_dict()["value"]))
         return {**{name: getattr(post, name) for name in POST}, "at": post.time, "value": value}
+
+
+def _hash(text: str) -> str:
+    return blake2b(text.encode("utf-8", "surrogatepass"), digest_size=6).hexdigest()
 
 
 def _time(seconds: float) -> str:

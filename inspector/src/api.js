@@ -10,11 +10,12 @@ export const embedded = element ? read(element.textContent) : null;
 
 function read(text) {
   const { about, record } = parseJSON(text);
-  const { values, steps, ...rest } = record;
+  const { values, lists, steps, ...rest } = record;
+  const value = (id) => (Object.hasOwn(lists, id) ? lists[id].map(value) : values[id] ?? null); // lists share their items
   const answers = {
     about: () => about,
     record: () => ({ ...rest, items: steps, next: null, position: null, count: steps.length }),
-    values: ({ id }) => ({ values: Object.fromEntries(id.map((one) => [one, values[one] ?? null])) }),
+    values: ({ id }) => ({ values: Object.fromEntries(id.map((one) => [one, value(one)])) }),
   };
   return {
     about,

@@ -5,9 +5,9 @@ import { verdict } from "./answer.jsx";
 import { Bar } from "./bar.jsx";
 import { Diff } from "./diff.jsx";
 import { amount, beginning, cost, count, duration, plural } from "./format.js";
-import { announce, useAnswer, useKeys, useTitle } from "./hooks.js";
+import { announce, useAnswer, useTitle } from "./hooks.js";
 import { isBookkeeping, nameOf } from "./names.js";
-import { Boundary, Kind, Problem, Status, Tag, Time, moveFocus } from "./parts.jsx";
+import { Boundary, Kind, Problem, Status, Tag, Time, useListKeys } from "./parts.jsx";
 import { partsOf } from "./parse.js";
 import { useRecord, useValues } from "./record.js";
 import { href } from "./route.js";
@@ -88,12 +88,6 @@ function linesOf(pairs) {
   return lines;
 }
 
-// The names of equal steps: of those inside of each other the outermost.
-function namesOf(pairs) {
-  const least = Math.min(...pairs.map(({ depth }) => depth));
-  return pairs.filter(({ depth }) => depth === least);
-}
-
 // --- what differs in a pair
 
 const SECTION = /^\[\[ ## (\w+) ## \]\][ \t]*\n?/m;
@@ -139,8 +133,6 @@ function saysOf(record, step, values) {
 // A response without the marks of DSPy's adapter.
 const withoutMarks = (text) => text.replace(/^\[\[ ## completed ## \]\]\s*$/m, "").replace(/^\[\[ ## (\w+) ## \]\]\s*/gm, "$1: ").trim();
 
-const failureOf = (failure) => failure && `${failure.type}: ${beginning(failure.message)}`;
-
 // The value of a changed name in a step.
 function partOf(record, step, name, values) {
   if (!step) return undefined;
@@ -153,7 +145,7 @@ function partOf(record, step, name, values) {
     answer: () => answerText(step.asked, values),
     says: () => saysOf(record, step, values),
     status: () => step.status,
-    failure: () => failureOf(step.failure),
+    failure: () => step.failure && `${step.failure.type}: ${beginning(step.failure.message)}`,
   };
   return special[name]?.();
 }
@@ -173,20 +165,21 @@ const earlier = (record, step, names) =>
 
 const allIds = (record, id, { changed }) => (id == null ? [] : [...idsOf(record, record.step(id), changed), ...earlier(record, record.step(id), changed)]);
 
+// The values of pairs in one of the runs, and whether all are there.
+function useSide(record, side, pairs) {
+  const ids = pairs.flatMap((pair) => allIds(record, pair[side], pair));
+  const values = useValues(record, ids);
+  return [values, ids.every((id) => values.has(id))];
+}
+
 function Changes({ pair, a, b }) {
   const [left, right] = [pair.a && a.step(pair.a), pair.b && b.step(pair.b)];
-  const both = left && right;
-  const [idsA, idsB] = [allIds(a, pair.a, pair), allIds(b, pair.b, pair)];
-  const [valuesA, valuesB] = [useValues(a, idsA), useValues(b, idsB)];
-  if (idsA.some((id) => !valuesA.has(id)) || idsB.some((id) => !valuesB.has(id))) return <p class="soft" aria-busy="true">…</p>;
-  const before = (name) => {
-    if (both || left) return partOf(a, left, name, valuesA);
-    return right.kind === "edit" ? valuesB.get(b.before(right.id).get(name)?.value) : undefined;
-  };
-  const after = (name) => {
-    if (both || right) return partOf(b, right, name, valuesB);
-    return left.kind === "edit" ? valuesA.get(a.before(left.id).get(name)?.value) : undefined; // the other run has not edited it
-  };
+  const [[valuesA, thereA], [valuesB, thereB]] = [useSide(a, "a", [pair]), useSide(b, "b", [pair])];
+  if (!thereA || !thereB) return <p class="soft" aria-busy="true">…</p>;
+  // What an edit has changed, if the other run has not edited it.
+  const unedited = (record, step, values, name) => (step.kind === "edit" ? values.get(record.before(step.id).get(name)?.value) : undefined);
+  const before = (name) => (left ? partOf(a, left, name, valuesA) : unedited(b, right, valuesB, name));
+  const after = (name) => (right ? partOf(b, right, name, valuesB) : unedited(a, left, valuesA, name));
   return (
     <dl class="card">
       {pair.changed.map((name) => (
@@ -204,20 +197,11 @@ function Changes({ pair, a, b }) {
 
 const workOf = (step) => (step && step.kind !== "start" && step.kind !== "edit" ? Math.max(0, (step.seconds ?? 0) - (step.waited ?? 0)) : null);
 
-function Times({ a, b, most }) {
-  const width = (seconds) => (seconds == null ? 0 : Math.max(2, (90 * seconds) / most));
-  return (
-    <svg class="twobars" viewBox="0 0 92 14" aria-hidden="true">
-      <rect class="bar-a" y="1" width={width(a)} height="5" rx="2.5" />
-      <rect class="bar-b" y="8" width={width(b)} height="5" rx="2.5" />
-    </svg>
-  );
-}
-
 function Row({ pair, a, b, most, open, onOpen }) {
   const [left, right] = [pair.a && a.step(pair.a), pair.b && b.step(pair.b)];
   const step = right || left;
   const [was, now] = [workOf(left), workOf(right)];
+  const width = (seconds) => (seconds == null ? 0 : Math.max(2, (90 * seconds) / most));
   return (
     <li class={open ? "pairline on" : "pairline"}>
       <button type="button" class="pair" aria-expanded={open} onClick={onOpen}>
@@ -231,7 +215,10 @@ function Row({ pair, a, b, most, open, onOpen }) {
           {pair.b == null && <Tag tone="bad">only in A</Tag>}
         </span>
         <span class="what one">{pair.changed.join(", ")}</span>
-        <Times a={was} b={now} most={most} />
+        <svg class="twobars" viewBox="0 0 92 14" aria-hidden="true">
+          <rect class="bar-a" y="1" width={width(was)} height="5" rx="2.5" />
+          <rect class="bar-b" y="8" width={width(now)} height="5" rx="2.5" />
+        </svg>
         <span class="pairtimes num">
           {was != null && <span class={now == null ? "" : "faint"}>{duration(was)}</span>}
           {was != null && now != null && <span class="faint"> → </span>}
@@ -271,24 +258,22 @@ function Steps({ pairs: given, a, b }) {
   // The first changes stand open, as soon as their values are there; which ones, does not change when the runs go on.
   const [early] = useState(() => lines.filter(({ equal }) => !equal).map(({ at }) => pairs[at[0]]).filter(({ changed }) => changed.length).slice(0, 2));
   const [open, setOpen] = useState(() => new Set(early.map(keyOf)));
-  const [idsA, idsB] = [early.flatMap((pair) => allIds(a, pair.a, pair)), early.flatMap((pair) => allIds(b, pair.b, pair))];
-  const [valuesA, valuesB] = [useValues(a, idsA), useValues(b, idsB)];
+  const [[, thereA], [, thereB]] = [useSide(a, "a", early), useSide(b, "b", early)];
   const begun = useRef(false);
-  begun.current ||= idsA.every((id) => valuesA.has(id)) && idsB.every((id) => valuesB.has(id));
+  begun.current ||= thereA && thereB;
   const most = useMemo(() => Math.max(1e-9, ...pairs.flatMap(({ a: x, b: y }) => [workOf(x && a.step(x)) ?? 0, workOf(y && b.step(y)) ?? 0]).slice(0, 50_000)), [pairs, a, b]);
   const toggle = (key) => {
     const now = new Set(open);
     if (!now.delete(key)) now.add(key);
     setOpen(now);
   };
-  const move = (event, typing) => (typing ? false : moveFocus(list.current, ".pair, .equals", event));
   const fold = (wanted) => (event, typing) => {
     const on = document.activeElement;
     if (typing || on?.getAttribute("aria-expanded") !== String(!wanted) || !list.current.contains(on)) return false;
     on.click();
     return true;
   };
-  useKeys({ j: move, k: move, ArrowDown: move, ArrowUp: move, Home: move, End: move, ArrowRight: fold(true), ArrowLeft: fold(false) });
+  useListKeys(list, ".pair, .equals", { ArrowRight: fold(true), ArrowLeft: fold(false) });
   const rows = lines.slice(0, MANY).filter(({ equal }) => !equal).map(({ at }) => keyOf(pairs[at[0]]));
   const all = rows.length > 0 && rows.every((key) => open.has(key));
   const row = (pair) => (
@@ -310,7 +295,7 @@ function Steps({ pairs: given, a, b }) {
         <Rows items={lines}>{({ at, equal }) => {
           if (!equal) return row(pairs[at[0]]);
           const key = `equal ${keyOf(pairs[at[0]])}`;
-          const names = namesOf(at.map((i) => pairs[i]));
+          const names = at.map((i) => pairs[i]).filter(({ depth }) => depth === pairs[at[0]].depth); // not those inside of them
           return (
             <>
               <li key={key} class="pairline">

@@ -1,12 +1,12 @@
 // A data set: the examples of a node from all runs, chosen, corrected and exported.
 
-import { useEffect, useState } from "preact/hooks";
+import { useEffect, useRef, useState } from "preact/hooks";
 import { get } from "./api.js";
 import { useDraft } from "./drafts.js";
 import { count, plural } from "./format.js";
 import { announce, useAnswer, useTitle } from "./hooks.js";
 import { parseValue } from "./numbers.js";
-import { Problem, Tag } from "./parts.jsx";
+import { Problem, Tag, useListKeys } from "./parts.jsx";
 import { go, href } from "./route.js";
 import { Filters, times, query } from "./runs.jsx";
 import { gist, Value } from "./value.jsx";
@@ -208,6 +208,7 @@ export function DataPage({ params }) {
   const { data: overview } = useAnswer("overview", { since, until, graph: params.graph });
   const { items, next, leftOut, error, busy, load } = useExamples(params);
   const [draft, setDraft] = useDraft(`data/${node}`, { chosen: [], texts: {} });
+  const list = useRef(null);
   const [open, setOpen] = useState(params.step ? [params.step] : []);
   // From a step of a run: it is chosen, and stands open.
   const given = params.step && items.some(({ step }) => step === params.step);
@@ -233,6 +234,9 @@ export function DataPage({ params }) {
     announce(`${plural(taken.length, "example")} exported`);
   };
   const names = overview ?? {};
+  useListKeys(list, ".exampleopen", {
+    x: (event, typing) => (typing ? false : document.activeElement?.closest(".exampleline")?.querySelector("input").click()),
+  });
   return (
     <main id="main" class="lists" tabIndex={-1}>
       <div class="sheet">
@@ -264,7 +268,7 @@ export function DataPage({ params }) {
         {items.length > 0 && (
           <section class="table examples" aria-label="Examples" aria-busy={busy}>
             <div class="examplehead" aria-hidden="true"><span>Inputs</span><span>Outputs</span><span>From</span></div>
-            <ol>
+            <ol ref={list}>
               {items.map((example, i) => (
                 <Example
                   key={example.step}

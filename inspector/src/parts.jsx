@@ -3,6 +3,7 @@
 import { Component } from "preact";
 import { useEffect, useRef, useState } from "preact/hooks";
 import { count, exact, moment, when } from "./format.js";
+import { useKeys } from "./hooks.js";
 
 export { Kind, hue } from "./icons.jsx";
 
@@ -93,6 +94,14 @@ export function moveFocus(container, selector, event) {
   if (!items.length || !(event.key in steps)) return;
   const to = items.indexOf(document.activeElement) + steps[event.key];
   items[Math.max(0, Math.min(items.length - 1, to))].focus();
+}
+
+// Those keys, j and k walk through a list, and "/" goes to its search; `more`: further keys.
+export function useListKeys(list, selector, more) {
+  const move = (event, typing) => (typing || !list.current ? false : moveFocus(list.current, selector, event));
+  const search = (event, typing) => (typing ? false : (document.getElementById("filter-contains")?.focus() ?? true));
+  const walk = Object.fromEntries(["j", "k", "ArrowDown", "ArrowUp", "Home", "End"].map((key) => [key, move]));
+  useKeys({ ...walk, "/": search, Escape: (event) => event.target.blur?.(), ...more });
 }
 
 // `tabs`: [{id, name, count}]. What is selected stands in an element with the id "panel" and the role tabpanel.

@@ -172,12 +172,7 @@ export function QuestionsPage({ params, about }) {
     return true;
   };
   useKeys({
-    j: move,
-    k: move,
-    ArrowDown: move,
-    ArrowUp: move,
-    Home: move,
-    End: move,
+    ...Object.fromEntries(["j", "k", "ArrowDown", "ArrowUp", "Home", "End"].map((key) => [key, move])),
     Escape: (event, typing) => (typing ? event.target.blur() : params.id ? go("questions") : false),
   });
   useEffect(() => {

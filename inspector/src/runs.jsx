@@ -3,15 +3,14 @@
 import { useEffect, useRef, useState } from "preact/hooks";
 import { get } from "./api.js";
 import { cost, count, duration, failureText, firstLine, plural, when } from "./format.js";
-import { announce, useKeys, useTitle } from "./hooks.js";
+import { announce, useTitle } from "./hooks.js";
 import { Overview } from "./overview.jsx";
-import { Problem, Status, moveFocus } from "./parts.jsx";
+import { Problem, Status, STATUSES, useListKeys } from "./parts.jsx";
 import { useRenewed } from "./renewed.js";
 import { go, href } from "./route.js";
 
 const LIMIT = 100;
 const SLOW = 5_000; // milliseconds between two overviews of a list in which nothing happens
-const STATUSES = ["completed", "failed", "interrupted", "running", "stopped", "crashed"];
 const SPANS = { "": "All", today: "Today", "24h": "24 h", "7d": "7 days", custom: "Custom" };
 const TEXTS = ["contains", "thread", "graph", "node", "model", "min_cost", "min_seconds"];
 const FILTERS = ["status", "since", "until", ...TEXTS];
@@ -23,17 +22,13 @@ const iso = (date) => (date && !Number.isNaN(date.getTime()) ? date.toISOString(
 // `since` and `until` as the store takes them: whole minutes, so that one page stays one query.
 export function times({ since, until }) {
   const now = Math.floor(Date.now() / 60_000) * 60_000;
-  if (since === "today") return { since: iso(new Date(new Date(now).setHours(0, 0, 0, 0))) };
-  if (since === "24h") return { since: iso(new Date(now - 86_400_000)) };
-  if (since === "7d") return { since: iso(new Date(now - 7 * 86_400_000)) };
+  const spans = { today: new Date(now).setHours(0, 0, 0, 0), "24h": now - 86_400_000, "7d": now - 7 * 86_400_000 };
+  if (since in spans) return { since: iso(new Date(spans[since])) };
   return { since: since && since !== "custom" ? iso(new Date(since)) : undefined, until: until ? iso(new Date(until)) : undefined };
 }
 
 // The filters of an address as the parameters of a request.
-export function query(params) {
-  const given = Object.fromEntries(["status", ...TEXTS].map((name) => [name, params[name]]));
-  return { ...given, ...times(params) };
-}
+export const query = (params) => ({ ...Object.fromEntries(["status", ...TEXTS].map((name) => [name, params[name]])), ...times(params) });
 
 // The pages of the list. What changes is renewed in place; what is new waits for a click: nothing moves under a reader's hand.
 function usePages(filter) {
@@ -103,8 +98,6 @@ function Typed({ name, label, value = "", onValue, children, ...rest }) {
   );
 }
 
-const Names = ({ id, rows }) => <datalist id={id}>{(rows ?? []).map((row) => <option key={row.name} value={row.name} />)}</datalist>;
-
 // One of several, as buttons beside each other.
 export function Chips({ label, options, value = "", onValue, kind }) {
   return (
@@ -133,13 +126,7 @@ export function Filters({ page, params, names = {} }) {
   return (
     <form class={all ? "runfilters all" : "runfilters"} role="search" aria-label="Filters" onSubmit={(event) => event.preventDefault()}>
       <div class="filterline">
-        <Chips
-          label="Status"
-          kind="s"
-          options={[["", "any status"], ...STATUSES.map((one) => [one, one])]}
-          value={params.status}
-          onValue={change("status")}
-        />
+        <Chips label="Status" kind="s" options={[["", "any status"], ...STATUSES.map((one) => [one, one])]} value={params.status} onValue={change("status")} />
         <span class="room" />
         <Chips label="Started" options={Object.entries(SPANS)} value={span} onValue={within} />
       </div>
@@ -162,9 +149,11 @@ export function Filters({ page, params, names = {} }) {
       )}
       <div class="filterline">
         <Typed {...typed("contains")} label="Contains" type="search" placeholder="Names, values, prompts, failures" />
-        <Typed {...typed("graph")} label="Graph" placeholder="any" list="graph-names"><Names id="graph-names" rows={names.graphs} /></Typed>
-        <Typed {...typed("node")} label="Node" placeholder="any" list="node-names"><Names id="node-names" rows={names.nodes} /></Typed>
-        <Typed {...typed("model")} label="Model" placeholder="any" list="model-names"><Names id="model-names" rows={names.models} /></Typed>
+        {["graph", "node", "model"].map((name) => (
+          <Typed key={name} {...typed(name)} label={`${name[0].toUpperCase()}${name.slice(1)}`} placeholder="any" list={`${name}-names`}>
+            <datalist id={`${name}-names`}>{(names[`${name}s`] ?? []).map((row) => <option key={row.name} value={row.name} />)}</datalist>
+          </Typed>
+        ))}
         <Typed {...typed("min_cost")} label="Cost from, USD" inputMode="decimal" placeholder="0.01" />
         <Typed {...typed("min_seconds")} label="Seconds from" inputMode="decimal" placeholder="10" />
         <button type="button" class="btn small allfilters" aria-expanded={all} onClick={() => setAll(!all)}>{all ? "Fewer filters" : "More filters"}</button>
@@ -209,8 +198,9 @@ function Row({ info, chosen, onChoose }) {
 }
 
 function Nothing({ params }) {
-  const filtered = FILTERS.some((name) => params[name]);
-  if (filtered) return <div class="nothing"><h2>Nothing fits</h2><p>No run fits these filters. <a href={href("runs")}>Show every run</a></p></div>;
+  if (FILTERS.some((name) => params[name])) {
+    return <div class="nothing"><h2>Nothing fits</h2><p>No run fits these filters. <a href={href("runs")}>Show every run</a></p></div>;
+  }
   return (
     <div class="nothing">
       <h2>No runs yet</h2>
@@ -244,21 +234,12 @@ export function RunsPage({ params }) {
   const { items, next, fresh, error, busy, more, showFresh, data } = usePages(query(params));
   useEffect(() => void (data && overview.renew()), [data]);
   const choose = (key) => setChosen((old) => (old.includes(key) ? old.filter((one) => one !== key) : [...old, key].slice(-2)));
-  const move = (event, typing) => (typing ? false : moveFocus(list.current, "a.listrow", event));
-  useKeys({
-    j: move,
-    k: move,
-    ArrowDown: move,
-    ArrowUp: move,
-    Home: move,
-    End: move,
+  useListKeys(list, "a.listrow", {
     x: (event, typing) => {
       const key = document.activeElement?.dataset?.key;
       return typing || !key ? false : choose(key);
     },
     c: (event, typing) => (typing || chosen.length < 2 ? false : document.querySelector(".chosen a")?.click()),
-    "/": (event, typing) => (typing ? false : document.getElementById("filter-contains").focus()),
-    Escape: (event) => event.target.blur?.(),
   });
   useEffect(() => {
     if (!busy) announce(`${plural(items.length, "run")}${next ? " and more" : ""}`);

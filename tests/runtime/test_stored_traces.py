@@ -229,7 +229,11 @@ def plain(store: Store) -> list[Any]:
     return [
         (
             row.kind,
-            {name: part for name, part in row.header.items() if name != "at" and not isinstance(part, int | float)},
+            {
+                name: part
+                for name, part in row.header.items()
+                if name not in ("at", "visits") and not isinstance(part, int | float)
+            },
         )
         for row in rows(store, traces=False)
     ]
