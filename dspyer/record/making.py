@@ -407,12 +407,15 @@ class RunSteps:
         for place, reason in ending.damaged.items():
             self._ended_at(place).damaged[place] = reason
         self._changed |= dict.fromkeys(self.ending)
-        if self.redactor is not None and self._learn(self.redactor):
+        hides_more = self.redactor is not None and self._learn(self.redactor)
+        if hides_more:
             self._changed |= dict.fromkeys([*self.places, *self.facts])
         for execution in self._changed:
             self._loose.pop(execution, None)
         for execution, order, steps in _Maker(self, self._changed).made():
-            self._made[execution] = steps
+            # Who follows a run is sent the steps that are other objects than before.
+            if not (hides_more and self._made.get(execution) == steps):
+                self._made[execution] = steps
             if execution not in self.places:
                 self._loose[execution] = order
         self._changed.clear()

@@ -124,12 +124,7 @@ function Asked({ record, step, about }) {
       {at && asked.at ? <span class="soft" title={when(at)}> after {duration(at - asked.at)}</span> : null}
       {comment && <>: “<Text record={record} of={comment} />”</>}
       {value?.reason && <p class="whole"><Text record={record} of={value.reason} /></p>}
-      {!decides && (
-        <>
-          <p class="whole soft"><Text record={record} of={asked.text} /></p>
-          <Value of={value} />
-        </>
-      )}
+      {!decides && !step.call && <><p class="soft"><Text record={record} of={asked.text} /></p><Value of={value} /></>}
     </div>
   );
 }
@@ -313,23 +308,18 @@ function Silent({ record, step }) {
   return <p class="soft">{record.run.hidden ? "What it said is hidden." : "It said nothing."}</p>;
 }
 
+// What was said in earlier runs, of which there are no steps.
 function Earlier({ record, messages }) {
   const [open, setOpen] = useState(false);
-  const results = new Map(messages.filter((one) => one.role === "tool").map((one) => [one.tool_call_id, one]));
+  const turns = [[]];
+  for (const one of messages) {
+    if (one.tool_calls) turns.push([]);
+    turns.at(-1).push(one);
+  }
   return (
     <div class="earlier">
       <Button small aria-expanded={open} onClick={() => setOpen(!open)}>{open ? "Hide" : "Show"} {plural(messages.length, "message")} of earlier runs</Button>
-      {open && messages.map((one, at) => {
-        if (one.role === "assistant" && one.tool_calls) {
-          return (
-            <Entry key={at} kind="module" who={one.name ?? "assistant"}>
-              {one.content && <div class="say"><Content of={one.content} /></div>}
-              {callsOf(one, [], results).map((call, i) => <Call key={i} record={record} call={call} depth={DEEPEST} />)}
-            </Entry>
-          );
-        }
-        return one.role === "tool" ? null : <Said key={at} record={record} message={one} />;
-      })}
+      {open && turns.map((said, at) => <Turn key={at} record={record} turn={{ head: null, steps: [] }} messages={said} depth={DEEPEST} />)}
     </div>
   );
 }
