@@ -80,7 +80,6 @@ class RecordStep:
         seconds: how long it took; of a step around others, from their first start to their last end.
         waited: the part of it in which it waited for answers.
         after: the ids of the steps that it follows.
-        came: the branches that led to it.
         to: the nodes to which its branch went on.
         reason: why an LM router chose them; of an unreadable step, why it cannot be read.
         sent: what a `Send` has brought to it, besides the state before it, frozen.
@@ -109,7 +108,6 @@ class RecordStep:
     seconds: float = 0.0
     waited: float = 0.0
     after: tuple[str, ...] = ()
-    came: tuple[BranchPath, ...] = ()
     to: tuple[str, ...] = ()
     reason: str | None = None
     sent: Mapping[str, Any] = FrozenDict()
@@ -126,11 +124,6 @@ class RecordStep:
     def __repr__(self) -> str:
         wrote = ", ".join([f"{name}: {size_text(one.value)}" for name, one in self.wrote.items()])
         return f"RecordStep({self.id!r}, {self.node!r}, {self.kind!r}, {self.status!r}, wrote={{{wrote}}})"
-
-    @property
-    def forks(self) -> tuple[BranchPath, ...]:
-        """The branches that start here; none without a fork."""
-        return () if self.commit is None else children_of(self.commit)
 
 
 def span_of(one: RecordStep | LMCall) -> tuple[float, float]:
@@ -629,7 +622,6 @@ class _Maker:
             "started": commit.started or None,
             "seconds": commit.duration,
             "after": shown.parents,
-            "came": tuple([came_from(parent, commit) for parent in behind]),
             "to": commit.route,
             "reason": shown.reason,
             "wrote": wrote,
@@ -686,7 +678,7 @@ class _Maker:
     def _stop(self, stop: BranchStop) -> None:
         scope, local, node, branch, heads, status, failure = stop
         step = self._step(local, node)
-        step.update(node=node, branch=branch, came=tuple(heads), status=status)
+        step.update(node=node, branch=branch, status=status)
         step["rank"] = 1 + max([head.step for head in heads.values()], default=-1)
         step["after"] = tuple([self._of.id_of(full_id(scope, head.id)) for head in heads.values()])
         if failure is not None:
@@ -760,11 +752,11 @@ class _Maker:
             spans.append((fields["started"], fields["started"] + fields.get("seconds", 0.0)))
         if below or fields.get("started") is None:
             begun, ended = min([at for at, _ in spans], default=None), max([at for _, at in spans], default=0.0)
-            fields |= {"started": begun, "seconds": 0.0 if begun is None else ended - begun}
+            fields |= {"started": begun, "seconds": 0.0 if begun is None else round(ended - begun, 6)}
         if fields["status"] == "stopped" and any(one.status == "waiting" for one in below):
             fields["status"] = "waiting"
         asked = [one for one in (fields.get("asked"), *[step.asked for step in below]) if one is not None]
-        fields["waited"] = covered([one.span for one in asked])
+        fields["waited"] = round(covered([one.span for one in asked]), 6)
         fields |= {name: tuple(fields[name]) for name in ("lm", "failed", "posts") if name in fields}
         return [RecordStep(**fields, parent=parent), *below]
 

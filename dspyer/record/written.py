@@ -50,7 +50,11 @@ def plain(encoded: Any) -> Any:
     if encoded[encoding.TAG] in ("dict", "patch"):
         pairs = [(plain(key), plain(item)) for key, item in value]
         return dict(pairs) if all(type(key) is str for key, _ in pairs) else [list(pair) for pair in pairs]
-    return plain(value)
+    found = plain(value)
+    if encoded[encoding.TAG] == "model" and type(found) is dict:  # what it has besides its fields, under such names
+        *_, extra = [found.pop(name, None) for name in ("$set", "$private", "$extra")]
+        found.update(extra or {})
+    return found
 
 
 class RecordWriter:

@@ -156,6 +156,8 @@ def test_steps_in_steps_unfold_and_the_strip_zooms(tab: Tab) -> None:
     page.keyboard.press("ArrowLeft")
     page.get_by_role("button", name="inner", exact=True).click()
     head(page, "inner")
+    page.get_by_text("traceback").wait_for()  # of the failure of the item, a model: nothing but its fields
+    assert "$" not in page.inner_text(".pane")
     page.get_by_role("tab", name="Graph").click()
     page.get_by_role("button", name="Open the graph of inner").click()
     page.locator("[data-node=spell]").click()
