@@ -156,13 +156,13 @@ SIZE = {"width": 1280, "height": 800}
 SHOTS = {  # name -> page
     "failed": "/run?thread=case-4711",
     "step": "/run?thread=case-4712&step=case-4712.1/trunk:5",
-    "timeline": "/run?thread=case-4712&view=timeline",
+    "timeline": "/run?thread=case-4712&tab=graph",
 }
 BOTH = ("failed", "step")  # in light and dark
 TEAM = {"conflict": "/run?thread=switch&step=switch.1/trunk:5"}  # of examples/research_team.py
 
 
-def shoot(address: str, shots: Mapping[str, str], store: str) -> None:
+def shoot(address: str, shots: Mapping[str, str]) -> None:
     """Take the pictures."""
     base, token = address.split("/#token=")
     with sync_playwright() as playwright:
@@ -174,10 +174,9 @@ def shoot(address: str, shots: Mapping[str, str], store: str) -> None:
                 context = browser.new_context(viewport=SIZE, color_scheme=scheme, timezone_id="UTC")
                 page = context.new_page()
                 page.goto(f"{base}/#token={token}{route}")
-                page.wait_for_selector("a.row, .panebody .part, [role=row]")
+                page.wait_for_selector(".pane h2")
                 page.wait_for_load_state()
                 page.wait_for_timeout(600)
-                page.evaluate(f"document.querySelector('.store').firstChild.textContent = {store!r}")
                 page.mouse.move(1, 1)
                 page.wait_for_timeout(200)
                 suffix = "-dark" if scheme == "dark" else ""
@@ -228,13 +227,13 @@ def main() -> None:
         if "--serve" in sys.argv:
             print(address, flush=True)  # noqa: T201 - for the one who looks at it by hand
             threading.Event().wait()
-        shoot(address, SHOTS, "runs.db")
+        shoot(address, SHOTS)
         team = Path(folder) / "team.db"
         sys.path.insert(0, str(EXAMPLES))
         made = importlib.import_module("research_team")
         with dspy.context(lm=ScriptedLM(made.rules)):
             made.team(str(team)).thread("switch").run({"question": made.QUESTION})
-        shoot(serve(team), TEAM, "team.db")
+        shoot(serve(team), TEAM)
 
 
 if __name__ == "__main__":

@@ -284,8 +284,8 @@ class FollowedRecords:
         self._runs: dict[str, tuple[Point | None, RunReader]] = {}  # the last used one last
         self._hiding: dict[str | None, str | None] = {}  # by name, the ids of the runs that hide values
 
-    def record(self, run: str | None = None) -> Record:
-        """The record of a run, as `record_of` gives it."""
+    def record(self, run: str | ListedRun | None = None) -> Record:
+        """The record of a run, as `record_of` gives it; one that a list has just given is not looked for again."""
         return self._read(run, RunReader.record)
 
     def items(self, node: str, run: str | None = None) -> Items:
@@ -308,8 +308,9 @@ class FollowedRecords:
         redactor = None if hiding is None else self._read(hiding, RunReader.redactor)
         return value if redactor is None else cast("T", redactor.shown(given))
 
-    def _read(self, run: str | None, read: Callable[[RunReader, str], T]) -> T:
-        listed, status = current_status(self._reader.store, run_of(self._reader.store, self._thread, run))
+    def _read(self, run: str | ListedRun | None, read: Callable[[RunReader, str], T]) -> T:
+        found_run = run if isinstance(run, ListedRun) else run_of(self._reader.store, self._thread, run)
+        listed, status = current_status(self._reader.store, found_run)
         name, root = listed.run.id, listed.thread.root
         # One at a time: two that read the same new rows would add them twice.
         with self._lock:
