@@ -27,8 +27,8 @@ NOT_YET: dict[str, str] = {
     ),
     "archive.archive": "CheckedStore HistoryReader Opaque check_thread_name due_threads json",
     "archive.archived_thread": (
-        "Bounds FollowedRecords HistoryReader Moment ThreadReader cancellation_count drawn_graph failures_of_run "
-        "first_version is_alive run_in_thread run_of unread_of"
+        "Bounds FollowedRecords HistoryReader ReadsHistory ThreadReader cancellation_count drawn_graph "
+        "failures_of_run first_version is_alive run_in_thread run_of unread_of"
     ),
     "archive.opening": "CheckedStore",
     "archive.run_info": (

@@ -6,7 +6,6 @@ import asyncio
 import os
 from collections.abc import AsyncIterator
 from pathlib import Path
-from typing import Any
 
 import anyio
 
@@ -20,16 +19,19 @@ from dspyer.failure import Failure
 from dspyer.log.journal import is_alive
 from dspyer.log.reader import HistoryReader
 from dspyer.log.rows import first_version
-from dspyer.log.time_travel import Bounds, Moment, ThreadReader
+from dspyer.log.time_travel import Bounds, ReadsHistory, ThreadReader
 from dspyer.record import Items, Record
 from dspyer.record.stored import FollowedRecords, drawn_graph, failures_of_run, run_of, unread_of
 from dspyer.stores.base import ListedRun, Point
 from dspyer.waiting import cancellation_count
 from dspyer.worker_threads import run_in_thread
 
+PAGE = 16
+"""Commits that are read at once to find the new ones, if these are few."""
+
 
 @shows_removed
-class ArchivedThread:
+class ArchivedThread(ReadsHistory):
     """The history of one stored thread. Made by `archive.thread(name)`; its methods are those of `Thread` that read.
 
     Attributes:
@@ -57,6 +59,10 @@ class ArchivedThread:
         self._thread_reader = ThreadReader(reader, name)
         self._records = FollowedRecords(reader, name)
         self._readers: dict[str, ThreadReader] = {}
+
+    @property
+    def _past(self) -> ThreadReader:
+        return self._thread_reader
 
     def info(self, run: str | None = None) -> RunInfo:
         """The entry of a run in lists.
@@ -92,7 +98,7 @@ class ArchivedThread:
     @property
     def answers(self) -> tuple[Answer, ...]:
         """The answers to the questions of all runs, as they may be shown."""
-        return tuple(map(self._records.shown, self._thread_reader.answers()))
+        return tuple(map(self._records.shown, super().answers))
 
     @property
     def unread(self) -> tuple[Sent, ...]:
@@ -108,20 +114,20 @@ class ArchivedThread:
         count: int | None = None,
         newest: bool = False,
     ) -> list[Commit]:
-        """The commits of the thread, or of one of its runs: all of them, or a page.
+        """The commits of the thread, as `Thread.history` gives them, or of one of its runs.
 
         Args:
-            inside: as in `Thread.history`: the commits inside of this one, whose node is a graph.
+            inside: as there, as what follows `run`.
             run: the id or the label of a run; None for all that led to the head of the thread.
             first: the version with which the page begins.
             count: the most commits of the page.
-            newest: whether the newest come first; then the page goes from `first` back in time.
+            newest: whether the newest come first.
 
         Raises:
             LookupError: if there is no such run or commit.
         """
         if run is None:
-            return self._thread_reader.history(inside, first, count, newest)
+            return super().history(inside, first=first, count=count, newest=newest)
         listed = self._listed(run)
         begin = first_version(listed.run)
         return self._reader_of(listed).history(inside, first, count, newest, floor=begin)
@@ -136,26 +142,6 @@ class ArchivedThread:
             commits = self.history(run=run, newest=True)
         version = next((commit.version for commit in commits if commit.version is not None), None)
         return ImmutableState({}) if version is None else reader.at(version)
-
-    def at(self, version: int | str) -> ImmutableState:
-        """The state after a commit, by its version or id."""
-        return self._thread_reader.at(version)
-
-    def diff(self, first: Moment, second: Moment) -> dict[str, Any]:
-        """The smallest patch that turns one state into another: versions or ids of commits, or states."""
-        return self._thread_reader.state_of(first).diff(self._thread_reader.state_of(second))
-
-    def blame(self, path: str | tuple[Any, ...], at: int | str | None = None) -> Commit:
-        """The commit that last wrote a path of the state.
-
-        Args:
-            path: segments with dots between them, or a tuple of keys; items as in `run.blame`.
-            at: version or id of a commit: the last writer up to there; None for the state of the thread now.
-
-        Raises:
-            LookupError: if there is no such commit, or none has written there.
-        """
-        return self._thread_reader.blame(path, at)
 
     def graph(self, run: str | None = None) -> StoredGraph | None:
         """The graph that made a run; `run` as in `info`.
@@ -218,12 +204,13 @@ class ArchivedThread:
             after: version or id of the last commit that is known; None begins with the first one.
             interval: seconds between two looks at the store.
         """
-        news = await run_in_thread(lambda: NewCommits(self, after))
+        known = await run_in_thread(lambda: set[str]() if after is None else self._up_to(after))
+        settled = set[str]()
         position = None
         while True:
             before = cancellation_count()
             now = await run_in_thread(self.position)
-            commits = await run_in_thread(news.read) if now not in ("", position) else ()
+            commits = await run_in_thread(lambda: self._unseen(known, settled)) if now not in ("", position) else ()
             if cancellation_count() > before:
                 raise asyncio.CancelledError  # it was held back until the store had answered
             if not now:
@@ -248,6 +235,26 @@ class ArchivedThread:
     def __repr__(self) -> str:
         return f"<archived thread {self.name!r} in {self._reader.store.address}>"
 
+    def _up_to(self, commit: int | str) -> set[str]:
+        """The ids of the commits up to one."""
+        around = self._thread_reader.commits_around(commit)
+        ids = [one.id for one in self.history()]
+        name = around.commits[around.index_of(commit)].id
+        return set(ids[: ids.index(name) + 1] if name in ids else ids)
+
+    def _unseen(self, known: set[str], settled: set[str]) -> list[Commit]:
+        """The commits that were not seen before, in the order of the history, which are noted.
+
+        Those behind one that was seen settled were seen: read back to one of these, also after a rerun.
+        """
+        count, found = PAGE, list[Commit]()
+        while len(found := self.history(newest=True, count=count)) == count and found[-1].id not in settled:
+            count *= 4
+        new = [commit for commit in reversed(found) if commit.id not in known]
+        known.update(commit.id for commit in new)
+        settled.update(commit.id for commit in found if commit.version is not None)
+        return new
+
     # --- runs
 
     def _listed(self, run: str | None) -> ListedRun:
@@ -266,38 +273,3 @@ class ArchivedThread:
         if reader is None:
             reader = self._readers[run.id] = ThreadReader(self._reader, self.name, bounds)
         return reader
-
-
-class NewCommits:
-    """The commits of a thread that were not read before, each once. A rerun brings new ones with old versions."""
-
-    def __init__(self, thread: ArchivedThread, after: int | str | None) -> None:
-        self._thread = thread
-        self._run = ""
-        self._version = 0
-        self._seen: set[str] = set()
-        if after is not None:
-            last = thread._thread_reader.commits_around(after)
-            name = last.commits[last.index_of(after)].id
-            for commit in thread.history():
-                self._seen.add(commit.id)
-                if commit.id == name:
-                    break
-
-    def read(self) -> list[Commit]:
-        """Read them, in the order of the history: from the last version on, or from the beginning of another run."""
-        store, thread = self._thread._reader.store, self._thread.name
-        row = store.thread(thread)
-        if row is None or row.head is None:
-            return []
-        head = store.run(row.head.run)
-        if head is None:  # the thread was deleted meanwhile
-            return []
-        if head.id != self._run:
-            first = first_version(head) if self._run else 0
-            self._run, self._version = head.id, min(first, self._version) if self._run else 0
-        found = self._thread.history(first=self._version, count=1_000_000 if self._version else None)
-        new = [commit for commit in found if commit.id not in self._seen]
-        self._seen.update(commit.id for commit in new)
-        self._version = max([self._version, *(commit.version + 1 for commit in found if commit.version is not None)])
-        return new

@@ -238,7 +238,7 @@ def _details(row: RecordStep) -> str:
 def _facts(row: RecordStep, labels: Mapping[str, str]) -> list[str]:
     """The lines below the headline of a row: what was joined, conflicts, writes, reason, error."""
     facts = []
-    if len(row.came) > 1:
+    if len(row.after) > 1:
         facts.append(f"joins {', '.join(labels[parent] for parent in row.after[:SHOWN])}")
         if len(row.after) > SHOWN:
             facts[-1] += f" and {len(row.after) - SHOWN} more"

@@ -242,6 +242,7 @@ _LONG = "$"
 """The key of what stands for a long message: its value is the id of the blob."""
 
 _REFERENCE = re.compile(r'{"\$": "([0-9A-F]{32})"}')
+_NAMED = re.compile(rb'"([0-9A-F]{32})"')
 
 
 def _stored(said: Any, blobs: dict[str, bytes]) -> Any:
@@ -322,6 +323,13 @@ def calls_in(row: Row, fetch: Fetch | None = None) -> list[LMCall]:
         return []
     header = LMCallsRow.of(row) if row.kind == RowKind.LM_CALL else CommitRow.of(row)
     return [decode_call(one, header.execution, header.node, fetch) for one in found]
+
+
+def long_texts_in(rows: Iterable[Row]) -> set[str]:
+    """Return the ids of the blobs with long texts of the LM calls that rows hold, as far as they can be read."""
+    contents = [row.content for row in rows if row.kind in COMMITS or row.kind == RowKind.LM_CALL]
+    stored = [one.data for one in contents if one is not None and one.original is None]
+    return {name.decode().lower() for data in stored for name in _NAMED.findall(data)}
 
 
 # What the runs of a thread have used: its totals, which the row of the end of each run holds.

@@ -329,6 +329,132 @@ class ThreadReader:
         return listed.commits[listed.index_of(version)].id
 
 
+class ReadsHistory:
+    """The reading half of `Thread` and `ArchivedThread`: their history, which `_past` reads."""
+
+    @property
+    def _past(self) -> ThreadReader:
+        raise NotImplementedError
+
+    @property
+    def answers(self) -> tuple[Answer, ...]:
+        """The answers to the questions of all runs, with who gave them and when. Reads the whole history.
+
+        Example:
+            >>> from dspyer import END, START, Graph
+            >>> graph = Graph().add_interrupt("ok", question="Send it?", answer=bool,
+            ...     into="sent")
+            >>> t = graph.add_path(START, "ok", END).compile(store=":memory:").thread(
+            ...     "t-42")
+            >>> t.run({}).status, t.resume({"ok": True}, by="ada").status
+            ('interrupted', 'completed')
+            >>> [(answer.question.key, answer.value, answer.by) for answer in t.answers]
+            [('ok', True, 'ada')]
+        """
+        return self._past.answers()
+
+    def history(
+        self,
+        inside: int | str | None = None,
+        *,
+        first: int | None = None,
+        count: int | None = None,
+        newest: bool = False,
+    ) -> list[Commit]:
+        """The commits of the thread, over all its runs: who changed what, and when. All of them, or a page.
+
+        They come run by run in canonical order, with versions from 0 on. Commits of forks that have not joined have no
+        version and come last in their run. An id names the run too, `"t-42.1/trunk:3"`, as `ctx.execution` does. Later
+        runs never change what is listed; a rerun takes out the commits that it replaces, which can be read by id.
+        An entry that is damaged or missing makes its commit, and those that build on it, unreadable: they are listed as
+        that, reports and lists leave them out with a warning of the logger `dspyer`, and `run` and `resume` raise.
+
+        Args:
+            inside: version or id of the commit of a node that is a graph itself: lists the commits inside of it. For a
+                node that has not finished, the id that its commit will have.
+            first: the version of the first commit of the page; by default the oldest, or with `newest` the newest.
+            count: the most commits on the page. Only they are read, and what leads to them from the snapshot before.
+            newest: lists them newest first.
+
+        Raises:
+            ThreadError: for a page of the commits inside of a node, or one of less than one commit.
+            LookupError: if there is no version `inside`.
+
+        Example:
+            >>> from dspyer import END, START, Graph
+            >>> graph = Graph().add_node("tag", lambda state: {
+            ...     "tags": [state["word"]]}).add_path(START, "tag", END)
+            >>> t = graph.compile(store=":memory:").thread("t-42")
+            >>> _ = t.run({"word": "bee"}), t.run({"word": "fly"})
+            >>> [(one.version, one.id, one.node) for one in t.history()][1:3]
+            [(1, 't-42.1/trunk:1', 'tag'), (2, 't-42.2/trunk:0', 'START')]
+            >>> [commit.version for commit in t.history(count=2, newest=True)]
+            [3, 2]
+        """
+        return self._past.history(inside, first, count, newest)
+
+    def at(self, version: int | str) -> ImmutableState:
+        """The state after a commit; inside a fork, the state of that commit's branch.
+
+        Args:
+            version: version or id of the commit. An id without a run in front is one of the last run.
+
+        Raises:
+            LookupError: if there is no such commit.
+
+        Example:
+            >>> from dspyer import END, START, Graph
+            >>> graph = Graph().add_node("add", lambda n: {"n": n + 1},
+            ...     writes=["n"]).add_path(START, "add", END)
+            >>> t = graph.compile(store=":memory:").thread("t-42")
+            >>> t.run({"n": 1}).status, t.at(0)["n"], t.at("trunk:1")["n"]
+            ('completed', 1, 2)
+        """
+        return self._past.at(version)
+
+    def diff(self, first: Moment, second: Moment) -> dict[str, Any]:
+        """The smallest patch from one state to another: new values by field, `DELETE` for a field that is gone.
+
+        Args:
+            first: version or id of a commit, or a state: `thread.diff(3, other.state)` compares with another thread.
+            second: the same.
+
+        Raises:
+            LookupError: if there is no such commit.
+
+        Example:
+            >>> from dspyer import END, START, Graph
+            >>> graph = Graph().add_node("add", lambda n: {"n": n + 1},
+            ...     writes=["n"]).add_path(START, "add", END)
+            >>> t = graph.compile(store=":memory:").thread("t-42")
+            >>> t.run({"n": 1}).status, t.diff(0, 1), t.diff(1, {"n": 5})
+            ('completed', {'n': 2}, {'n': 5})
+        """
+        return self._past.state_of(first).diff(self._past.state_of(second))
+
+    def blame(self, path: str | tuple[Any, ...], at: int | str | None = None) -> Commit:
+        """The commit that last wrote a path of the state, in any run: at, in or above it.
+
+        A value that a merge policy chose belongs to the commit that wrote it, a value that a policy made to the join.
+
+        Args:
+            path: segments with dots between them, or a tuple of keys; items as in `run.blame`.
+            at: version or id of a commit: the last writer up to there; None for the state of the thread now.
+
+        Raises:
+            LookupError: if there is no such commit, or none has written there.
+
+        Example:
+            >>> from dspyer import END, START, Graph
+            >>> graph = Graph().add_node("add", lambda n: {"m": n + 1},
+            ...     writes=["m"]).add_path(START, "add", END)
+            >>> t = graph.compile(store=":memory:").thread("t-42")
+            >>> t.run({"n": 1}).status, t.blame("m").node, t.blame("n").node
+            ('completed', 'add', 'START')
+        """
+        return self._past.blame(path, at)
+
+
 # --- parts of the history
 
 KEPT_PARTS = 4

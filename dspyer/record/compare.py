@@ -14,7 +14,7 @@ from dspyer.messages import HANDOFFS, MESSAGES
 from dspyer.patch import DELETE
 from dspyer.record.making import RecordStep
 from dspyer.record.turns import said, tool_calls
-from dspyer.values.freezing import same
+from dspyer.values.freezing import freeze, same
 from dspyer.values.frozen import FrozenDict, FrozenList
 
 if TYPE_CHECKING:
@@ -134,11 +134,11 @@ class _Side:
         own = KEPT_BY_AGENTS if (step.parent or "") in self.agents else ()
         found: dict[str, Any] = {name: one.value for name, one in step.wrote.items() if name not in own}
         if (call := self.calls.get(step.id)) is not None:
-            found |= {"args": call.args, "result": (call.value, call.error)}
+            found |= {"args": call.args, "result": freeze([call.value, call.error])}
         if step.asked is not None:
             found["question"] = step.asked.question.text
             if (answer := step.asked.answer) is not None:
-                found["answer"] = answer.value, answer.by, answer.comment
+                found["answer"] = freeze([answer.value, answer.by, answer.comment])
         if says := () if step.commit is None else said(step.commit):
             found["says"] = says
         elif responses := [call.response for call in _answered(step) if call.response is not None]:

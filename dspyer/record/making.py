@@ -80,7 +80,6 @@ class RecordStep:
         seconds: how long it took; of a step around others, from their first start to their last end.
         waited: the part of it in which it waited for answers.
         after: the ids of the steps that it follows.
-        came: the branches that led to it.
         to: the nodes to which its branch went on.
         reason: why an LM router chose them; of an unreadable step, why it cannot be read.
         sent: what a `Send` has brought to it, besides the state before it, frozen.
@@ -109,7 +108,6 @@ class RecordStep:
     seconds: float = 0.0
     waited: float = 0.0
     after: tuple[str, ...] = ()
-    came: tuple[BranchPath, ...] = ()
     to: tuple[str, ...] = ()
     reason: str | None = None
     sent: Mapping[str, Any] = FrozenDict()
@@ -126,11 +124,6 @@ class RecordStep:
     def __repr__(self) -> str:
         wrote = ", ".join([f"{name}: {size_text(one.value)}" for name, one in self.wrote.items()])
         return f"RecordStep({self.id!r}, {self.node!r}, {self.kind!r}, {self.status!r}, wrote={{{wrote}}})"
-
-    @property
-    def forks(self) -> tuple[BranchPath, ...]:
-        """The branches that start here; none without a fork."""
-        return () if self.commit is None else children_of(self.commit)
 
 
 def span_of(one: RecordStep | LMCall) -> tuple[float, float]:
@@ -414,12 +407,15 @@ class RunSteps:
         for place, reason in ending.damaged.items():
             self._ended_at(place).damaged[place] = reason
         self._changed |= dict.fromkeys(self.ending)
-        if self.redactor is not None and self._learn(self.redactor):
+        hides_more = self.redactor is not None and self._learn(self.redactor)
+        if hides_more:
             self._changed |= dict.fromkeys([*self.places, *self.facts])
         for execution in self._changed:
             self._loose.pop(execution, None)
         for execution, order, steps in _Maker(self, self._changed).made():
-            self._made[execution] = steps
+            # Who follows a run is sent the steps that are other objects than before.
+            if not (hides_more and self._made.get(execution) == steps):
+                self._made[execution] = steps
             if execution not in self.places:
                 self._loose[execution] = order
         self._changed.clear()
@@ -612,7 +608,7 @@ class _Maker:
         parents = [self._of.id_of(scope + parent.id) for parent in behind]
         shown = changed(commit, id=self._of.id_of(local), parents=tuple(parents))
         self._raw[local] = commit
-        if hidden is not None and not isinstance(commit.patch, UnreadablePatch):
+        if hidden is not None:
             shown, conflicts = hidden.commit(shown), tuple(map(hidden.conflict, conflicts))
             wrote = {field: one._replace(value=self._shown(field, one.value)) for field, one in wrote.items()}
         self._fields[local] = {
@@ -626,21 +622,20 @@ class _Maker:
             "started": commit.started or None,
             "seconds": commit.duration,
             "after": shown.parents,
-            "came": tuple([came_from(parent, commit) for parent in behind]),
             "to": commit.route,
             "reason": shown.reason,
             "wrote": wrote,
-            "failed": [self._failure(one) for one in commit.failed_attempts if one.index is None],
-            "failure": None if commit.failure is None else self._failure(commit.failure),
+            "failed": [one for one in shown.failed_attempts if one.index is None],
+            "failure": shown.failure,
             "conflicts": conflicts,
             "commit": shown,
         }
         if isinstance(commit.patch, UnreadablePatch):
             self._fields[local] |= {"status": "unreadable", "reason": self._text(commit.patch.error)}
         self._order[local] = (int(not scope and commit.version is None), commit.step, commit.branch, ())
-        for failure in commit.failed_attempts:
+        for failure in shown.failed_attempts:
             if failure.index is not None:
-                self._add(f"{local}[{failure.index}]", "", "failed", self._failure(failure))
+                self._add(f"{local}[{failure.index}]", "", "failed", failure)
 
     def _shown(self, name: str, value: Any) -> Any:
         return value if self._redactor is None else self._redactor.field(name, value)
@@ -683,7 +678,7 @@ class _Maker:
     def _stop(self, stop: BranchStop) -> None:
         scope, local, node, branch, heads, status, failure = stop
         step = self._step(local, node)
-        step.update(node=node, branch=branch, came=tuple(heads), status=status)
+        step.update(node=node, branch=branch, status=status)
         step["rank"] = 1 + max([head.step for head in heads.values()], default=-1)
         step["after"] = tuple([self._of.id_of(full_id(scope, head.id)) for head in heads.values()])
         if failure is not None:
@@ -757,11 +752,11 @@ class _Maker:
             spans.append((fields["started"], fields["started"] + fields.get("seconds", 0.0)))
         if below or fields.get("started") is None:
             begun, ended = min([at for at, _ in spans], default=None), max([at for _, at in spans], default=0.0)
-            fields |= {"started": begun, "seconds": 0.0 if begun is None else ended - begun}
+            fields |= {"started": begun, "seconds": 0.0 if begun is None else round(ended - begun, 6)}
         if fields["status"] == "stopped" and any(one.status == "waiting" for one in below):
             fields["status"] = "waiting"
         asked = [one for one in (fields.get("asked"), *[step.asked for step in below]) if one is not None]
-        fields["waited"] = covered([one.span for one in asked])
+        fields["waited"] = round(covered([one.span for one in asked]), 6)
         fields |= {name: tuple(fields[name]) for name in ("lm", "failed", "posts") if name in fields}
         return [RecordStep(**fields, parent=parent), *below]
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from functools import cache, lru_cache
@@ -12,11 +12,11 @@ from threading import Lock
 from typing import Any, TypeVar, cast
 
 from dspyer.clock import wall
-from dspyer.errors import StoreError, ThreadError
+from dspyer.errors import StateError, StoreError, ThreadError
 from dspyer.events import Answer, Commit, LMCall, Posted, Sent
 from dspyer.failure import Failure
 from dspyer.ids import Address, full_id, path_of_id
-from dspyer.log.execution_records import calls_in
+from dspyer.log.execution_records import calls_in, long_texts_in
 from dspyer.log.history import FoldedRun, recover_state
 from dspyer.log.journal import is_alive
 from dspyer.log.reader import (
@@ -65,6 +65,9 @@ KEPT = 16
 
 KEPT_RUNS = 4
 """Runs of a thread that are kept as far as they were read: a page shows one, and looks at its neighbours."""
+
+TEXTS = 100
+"""Rows of which the long texts are read at once."""
 
 BATCH = 1_000
 """Runs that are read at once. A waiting thread is a row of a few hundred bytes."""
@@ -281,8 +284,8 @@ class FollowedRecords:
         self._runs: dict[str, tuple[Point | None, RunReader]] = {}  # the last used one last
         self._hiding: dict[str | None, str | None] = {}  # by name, the ids of the runs that hide values
 
-    def record(self, run: str | None = None) -> Record:
-        """The record of a run, as `record_of` gives it."""
+    def record(self, run: str | ListedRun | None = None) -> Record:
+        """The record of a run, as `record_of` gives it; one that a list has just given is not looked for again."""
         return self._read(run, RunReader.record)
 
     def items(self, node: str, run: str | None = None) -> Items:
@@ -305,8 +308,9 @@ class FollowedRecords:
         redactor = None if hiding is None else self._read(hiding, RunReader.redactor)
         return value if redactor is None else cast("T", redactor.shown(given))
 
-    def _read(self, run: str | None, read: Callable[[RunReader, str], T]) -> T:
-        listed, status = current_status(self._reader.store, run_of(self._reader.store, self._thread, run))
+    def _read(self, run: str | ListedRun | None, read: Callable[[RunReader, str], T]) -> T:
+        found_run = run if isinstance(run, ListedRun) else run_of(self._reader.store, self._thread, run)
+        listed, status = current_status(self._reader.store, found_run)
         name, root = listed.run.id, listed.thread.root
         # One at a time: two that read the same new rows would add them twice.
         with self._lock:
@@ -375,6 +379,7 @@ class RunReader:
         self._reader, self._thread, self._rows = reader, thread, rows
         self._last = rows.points[-1] if rows.points else Point(rows.run.id, -1)
         self._damaged: dict[str, str] = {}
+        self._texts: Mapping[str, bytes] = {}
         self._items: list[Row] = []
         self._read_items: set[str] = set()  # those whose results a commit has
         self._end: Row | None = None
@@ -513,13 +518,18 @@ class RunReader:
                 at = self._steps.places.get(header.execution)
                 if at is not None and not isinstance(self._steps.log[at].commit.patch, UnreadablePatch):
                     self._read_items.update(header.item_ids)
-        for row in rows:
+        for place, row in enumerate(rows):
+            if place % TEXTS == 0:  # else each row asks for its texts, which those of an agent have in common
+                self._texts = {}
+                with suppress(StoreError, StateError):  # then it is said at the row that it concerns
+                    names = long_texts_in(rows[place : place + TEXTS])
+                    self._texts = self._reader.fetch(names) if names else {}
             if row.kind == RowKind.ITEM and row.header.get("execution") in self._read_items:
                 self._items.append(row)
                 continue
             if row.kind in COMMITS or row.kind in (RowKind.RESUME, RowKind.END):
                 self._end, self._is_ended = None, row.kind == RowKind.END
-            reason, place = "", f"row-{row.seq}"
+            reason, name = "", f"row-{row.seq}"
             try:
                 if is_readable(row):
                     self._read(row)
@@ -528,17 +538,18 @@ class RunReader:
             except Exception as error:  # noqa: BLE001 - whatever is wrong with this row, the others are shown
                 reason = f"{type(error).__name__}: {error}"
             if reason:
-                self._steps.of(place).damaged[place] = reason
+                self._steps.of(name).damaged[name] = reason
+        self._texts = {}
 
     def _read(self, row: Row) -> None:
         fetch, decode, steps = self._reader.fetch, self._reader.decode, self._steps
         if row.kind in COMMITS and row.header.get("scope"):
             self._read_inside(row)
         if row.kind in COMMITS or row.kind == RowKind.LM_CALL:
-            # What was used counts, though a text be lost.
-            self._used = sum_usage((self._used, usage_of_calls(calls_in(row))))
-            for call in calls_in(row, fetch):
-                steps.of(call.execution).calls.append(call)
+            if used := usage_of_calls(calls_in(row)):  # it counts, though a text be lost
+                self._used = sum_usage((self._used, used))
+                for call in calls_in(row, self._texts_of):
+                    steps.of(call.execution).calls.append(call)
         elif row.kind == RowKind.ITEM:
             self._items.append(row)
             item = ItemRow.read(row, fetch, decode)
@@ -561,6 +572,9 @@ class RunReader:
         elif row.kind == RowKind.END:
             # It has the sums of all processes up to it.
             self._end, self._used = row, sum_usage((EndRow.of(row).usage,))
+
+    def _texts_of(self, names: Collection[str]) -> Mapping[str, bytes]:
+        return self._texts if self._texts.keys() >= {*names} else self._reader.fetch(names)
 
     def _ask(self, asked: StepQuestion) -> None:
         self._questions[asked.question.execution, asked.question.key] = asked

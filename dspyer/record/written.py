@@ -26,6 +26,9 @@ FORMAT = 1
 LONGEST = 1_000
 """Characters of a text up to which it is in the JSON form as it is."""
 
+HASH = 12
+"""Characters of the id of a value, but for short numbers, which are shorter."""
+
 BATCH = 1_000
 """Steps that are written at once when a value is looked for."""
 
@@ -50,7 +53,11 @@ def plain(encoded: Any) -> Any:
     if encoded[encoding.TAG] in ("dict", "patch"):
         pairs = [(plain(key), plain(item)) for key, item in value]
         return dict(pairs) if all(type(key) is str for key, _ in pairs) else [list(pair) for pair in pairs]
-    return plain(value)
+    found = plain(value)
+    if encoded[encoding.TAG] == "model" and type(found) is dict:  # what it has besides its fields, under such names
+        *_, extra = [found.pop(name, None) for name in ("$set", "$private", "$extra")]
+        found.update(extra or {})
+    return found
 
 
 class RecordWriter:
@@ -177,7 +184,9 @@ class RecordWriter:
 
     def _keep(self, plain_value: Any) -> str:
         # Sorted: values that are equal have one id, whatever order their keys came in.
-        name = _hash(json.dumps(plain_value, ensure_ascii=False, sort_keys=True))
+        text = json.dumps(plain_value, ensure_ascii=False, sort_keys=True)
+        # A short number is its own id: half of what a long loop of counters would send are ids.
+        name = text if len(text) < HASH and not isinstance(plain_value, str | list | dict) else _hash(text)
         self._values.setdefault(name, plain_value)
         return name
 
@@ -235,7 +244,7 @@ class RecordWriter:
 
 
 def _hash(text: str) -> str:
-    return blake2b(text.encode("utf-8", "surrogatepass"), digest_size=6).hexdigest()
+    return blake2b(text.encode("utf-8", "surrogatepass"), digest_size=HASH // 2).hexdigest()
 
 
 def _time(seconds: float) -> str:

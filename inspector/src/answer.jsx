@@ -118,13 +118,8 @@ function Items({ schema, root, value, onValue, label, id, path, problems, depth 
       {items.map((one, i) => (
         <div class="item" key={i}>
           <Input
-            {...{ root, problems }}
-            id={`${id}-${i}`}
-            path={below(path, i)}
-            depth={depth + 1}
-            schema={schema.items}
-            label={`${label} ${i + 1}`}
-            value={one}
+            {...{ root, problems, depth: depth + 1, value: one, schema: schema.items }}
+            {...{ id: `${id}-${i}`, path: below(path, i), label: `${label} ${i + 1}` }}
             onValue={(typed) => put(i, typed)}
           />
           <button type="button" class="btn small" aria-label={`Remove ${label} ${i + 1}`} onClick={() => onValue(items.filter((_, at) => at !== i))}>✕</button>
@@ -164,14 +159,9 @@ export function Input({ schema: given, none, ...shared }) {
         <legend>{label}</legend>
         {Object.entries(schema.properties).map(([name, part]) => (
           <Input
-            {...{ root, problems }}
             key={name}
-            id={`${id}-${name}`}
-            path={below(path, name)}
-            schema={part}
-            depth={depth + 1}
-            label={part.title ?? name}
-            value={value?.[name]}
+            {...{ root, problems, depth: depth + 1, value: value?.[name], schema: part }}
+            {...{ id: `${id}-${name}`, path: below(path, name), label: part.title ?? name }}
             onValue={(one) => onValue({ ...value, [name]: one })}
           />
         ))}
@@ -185,14 +175,9 @@ export function Input({ schema: given, none, ...shared }) {
     return <Choices {...{ id, label, value, onValue, words }} options={none ? [...options, ["None", null]] : options} />;
   }
   const shape = schema?.type === "array" ? "JSON, as [1, 2]" : schema?.type === "object" ? 'JSON, as {"a": 1}' : HINTS[kind];
-  const told = {
-    id,
-    value: value ?? "",
-    onInput: (event) => onValue(event.target.value),
-    "aria-invalid": Boolean(words),
-    "aria-describedby": words ? `${id}-wrong` : undefined,
-    placeholder: schema?.default == null ? undefined : String(schema.default),
-  };
+  const wrong = { "aria-invalid": Boolean(words), "aria-describedby": words ? `${id}-wrong` : undefined };
+  const placeholder = schema?.default == null ? undefined : String(schema.default);
+  const told = { id, value: value ?? "", onInput: (event) => onValue(event.target.value), placeholder, ...wrong };
   const lines = String(value ?? "").length > 80 ? 6 : kind === "string" ? 2 : 4;
   return (
     <div class="inputline">
@@ -226,11 +211,7 @@ function Approve({ id, call, draft, onDraft, problems }) {
   return (
     <>
       <Choices
-        id={`${id}-ok`}
-        label={`Call ${call.name}?`}
-        options={[["Approve", true], ["Refuse", false]]}
-        value={draft.ok}
-        words={problems[""]}
+        {...{ id: `${id}-ok`, label: `Call ${call.name}?`, options: [["Approve", true], ["Refuse", false]], value: draft.ok, words: problems[""] }}
         onValue={(ok) => onDraft({ ...draft, ok })}
       />
       {draft.ok === false && (
@@ -244,13 +225,7 @@ function Approve({ id, call, draft, onDraft, problems }) {
           <label class="check"><input type="checkbox" checked={draft.args !== undefined} onChange={change} />Call it with other arguments</label>
           {draft.args !== undefined && (
             <Input
-              schema={schema}
-              root={schema}
-              id={`${id}-args`}
-              path="args"
-              label="Arguments"
-              value={draft.args}
-              problems={problems}
+              {...{ schema, root: schema, problems, id: `${id}-args`, path: "args", label: "Arguments", value: draft.args }}
               onValue={(args) => onDraft({ ...draft, args })}
             />
           )}
@@ -330,14 +305,14 @@ export function AnswerForm({ record, waiting, question: asked, about, onDone }) 
       )}
       {schema !== null && (
         <div class="notes">
-          <div class="inputline">
-            <label for={`${id}-by`}>Given by</label>
-            <input id={`${id}-by`} maxLength={500} value={by} autocomplete="off" onInput={(event) => setBy(event.target.value)} />
-          </div>
-          <div class="inputline">
-            <label for={`${id}-comment`}>Comment <span class="soft">no model sees it</span></label>
-            <input id={`${id}-comment`} maxLength={500} value={draft.comment ?? ""} autocomplete="off" onInput={(event) => put({ comment: event.target.value })} />
-          </div>
+          {[["by", "Given by", "", by, setBy], ["comment", "Comment", "no model sees it", draft.comment ?? "", (comment) => put({ comment })]].map(
+            ([name, words, hint, text, change]) => (
+              <div key={name} class="inputline">
+                <label for={`${id}-${name}`}>{words} <span class="soft">{hint}</span></label>
+                <input id={`${id}-${name}`} maxLength={500} value={text} autocomplete="off" onInput={(event) => change(event.target.value)} />
+              </div>
+            ),
+          )}
         </div>
       )}
       {schema === null && <Wrong id={id} words={refused} />}

@@ -205,7 +205,7 @@ function Row({ pair, a, b, most, open, onOpen }) {
   return (
     <li class={open ? "pairline on" : "pairline"}>
       <button type="button" class="pair" aria-expanded={open} onClick={onOpen}>
-        <span class="twisty" aria-hidden="true">{open ? "▾" : "▸"}</span>
+        <span class="faint" aria-hidden="true">{open ? "▾" : "▸"}</span>
         <span class="pairname">
           {Array.from({ length: Math.min(pair.depth, 8) }, (_, i) => <span class="guide" key={i} />)}
           <Kind kind={step?.kind} />
@@ -216,8 +216,8 @@ function Row({ pair, a, b, most, open, onOpen }) {
         </span>
         <span class="what one">{pair.changed.join(", ")}</span>
         <svg class="twobars" viewBox="0 0 92 14" aria-hidden="true">
-          <rect class="bar-a" y="1" width={width(was)} height="5" rx="2.5" />
-          <rect class="bar-b" y="8" width={width(now)} height="5" rx="2.5" />
+          <rect fill="var(--join)" y="1" width={width(was)} height="5" rx="2.5" />
+          <rect fill="var(--accent)" y="8" width={width(now)} height="5" rx="2.5" />
         </svg>
         <span class="pairtimes num">
           {was != null && <span class={now == null ? "" : "faint"}>{duration(was)}</span>}

@@ -1,8 +1,7 @@
 // What an agent did as a conversation: its task, its turns with their calls and results, and what people and checks said.
 
 import { useState } from "preact/hooks";
-import { AnswerForm } from "./answer.jsx";
-import { embedded } from "./api.js";
+import { Asked } from "./asked.jsx";
 import { Diff, same } from "./diff.jsx";
 import { Content } from "./fields.jsx";
 import { cost, duration, plural, tokens, when } from "./format.js";
@@ -99,41 +98,6 @@ function Args({ args, edited }) {
   return Object.keys(args).length ? <Value of={args} /> : <span class="soft">none</span>;
 }
 
-const isRefusal = (value) => value === false || value?.ok === false;
-
-// A question about a call, and who answered what.
-function Asked({ record, step, about }) {
-  const { asked } = step;
-  const value = useValues(record, asked.answer?.value ? [asked.answer.value] : []).get(asked.answer?.value);
-  if (!asked.answer) {
-    return (
-      <div class="note wait beneath">
-        <b>{asked.call ? "Waits for approval" : "Waits for an answer"}</b>
-        <p class="whole"><Text record={record} of={asked.text} /></p>
-        {!embedded && <Boundary what="The form" of={asked.id}><AnswerForm record={record} question={asked} about={about} /></Boundary>}
-      </div>
-    );
-  }
-  const { by, comment, at } = asked.answer;
-  const refused = isRefusal(value);
-  const decides = asked.call || refused || value === true || value?.ok === true;
-  return (
-    <div class={`note beneath ${refused ? "bad" : "ok"}`}>
-      <b>{decides ? (refused ? "Refused" : "Approved") : "Answered"}</b>
-      {by && ` by ${by}`}
-      {at && asked.at ? <span class="soft" title={when(at)}> after {duration(at - asked.at)}</span> : null}
-      {comment && <>: “<Text record={record} of={comment} />”</>}
-      {value?.reason && <p class="whole"><Text record={record} of={value.reason} /></p>}
-      {!decides && (
-        <>
-          <p class="whole soft"><Text record={record} of={asked.text} /></p>
-          <Value of={value} />
-        </>
-      )}
-    </div>
-  );
-}
-
 function Posts({ record, posts }) {
   return posts.map((post) => (
     <div key={`${post.field} ${post.seq}`} class="posted">
@@ -205,7 +169,7 @@ function Call({ record, call, refused, about, depth }) {
         </div>
       )}
       {result?.problems?.length > 0 && <div class="note wait beneath"><b>Its check found</b><Problems of={result.problems} /></div>}
-      {step?.asked && <Asked record={record} step={step} about={about} />}
+      {step?.asked && <Asked record={record} step={step} about={about} place="beneath" />}
       {step?.posts.length > 0 && <Posts record={record} posts={step.posts} />}
       {inner && <Inside record={record} step={step} about={about} depth={depth} />}
     </section>
@@ -313,23 +277,18 @@ function Silent({ record, step }) {
   return <p class="soft">{record.run.hidden ? "What it said is hidden." : "It said nothing."}</p>;
 }
 
+// What was said in earlier runs, of which there are no steps.
 function Earlier({ record, messages }) {
   const [open, setOpen] = useState(false);
-  const results = new Map(messages.filter((one) => one.role === "tool").map((one) => [one.tool_call_id, one]));
+  const turns = [[]];
+  for (const one of messages) {
+    if (one.tool_calls) turns.push([]);
+    turns.at(-1).push(one);
+  }
   return (
     <div class="earlier">
       <Button small aria-expanded={open} onClick={() => setOpen(!open)}>{open ? "Hide" : "Show"} {plural(messages.length, "message")} of earlier runs</Button>
-      {open && messages.map((one, at) => {
-        if (one.role === "assistant" && one.tool_calls) {
-          return (
-            <Entry key={at} kind="module" who={one.name ?? "assistant"}>
-              {one.content && <div class="say"><Content of={one.content} /></div>}
-              {callsOf(one, [], results).map((call, i) => <Call key={i} record={record} call={call} depth={DEEPEST} />)}
-            </Entry>
-          );
-        }
-        return one.role === "tool" ? null : <Said key={at} record={record} message={one} />;
-      })}
+      {open && turns.map((said, at) => <Turn key={at} record={record} turn={{ head: null, steps: [] }} messages={said} depth={DEEPEST} />)}
     </div>
   );
 }

@@ -120,7 +120,7 @@ function Example({ example, index, chosen, onChoose, texts, onTexts, open, onOpe
         <button type="button" class="exampleopen" aria-expanded={open} onClick={onOpen}>
           <Fields values={example.inputs} />
           <Fields values={outputs} />
-          <span class="from">
+          <span class="one">
             {isCorrected && <Tag tone={Object.keys(problems).length ? "bad" : "ok"}>corrected</Tag>}
             <span class="soft one">{example.thread ?? example.run}</span>
           </span>
@@ -151,15 +151,11 @@ const threadOf = ({ thread, run }) => thread ?? String(run).replace(/\.\d+$/, ""
 
 // A file that the reader saves.
 function download(name, text) {
-  const link = document.createElement("a");
-  link.href = URL.createObjectURL(new Blob([text], { type: "application/jsonl" }));
-  link.download = name;
+  const href = URL.createObjectURL(new Blob([text], { type: "application/jsonl" }));
+  const link = Object.assign(document.createElement("a"), { href, download: name });
   link.click();
-  setTimeout(() => URL.revokeObjectURL(link.href), 1000);
+  setTimeout(() => URL.revokeObjectURL(href), 1000);
 }
-
-const line = ({ inputs, run, step }, { outputs, corrected: isCorrected }) =>
-  JSON.stringify({ inputs, outputs, run, step, corrected: isCorrected });
 
 const GRAPHS = 6;
 
@@ -230,7 +226,7 @@ export function DataPage({ params }) {
     setDraft({ chosen: draft.chosen.includes(step) ? draft.chosen : [...draft.chosen, step], texts: { ...draft.texts, [step]: kept } });
   };
   const save = () => {
-    download(`${String(node).replace(/[^\w-]+/g, "-")}.jsonl`, taken.map(([example, one]) => `${line(example, one)}\n`).join(""));
+    download(`${String(node).replace(/[^\w-]+/g, "-")}.jsonl`, taken.map(([{ inputs, run, step }, { outputs, corrected: is }]) => `${JSON.stringify({ inputs, outputs, run, step, corrected: is })}\n`).join(""));
     announce(`${plural(taken.length, "example")} exported`);
   };
   const names = overview ?? {};
@@ -269,19 +265,12 @@ export function DataPage({ params }) {
           <section class="table examples" aria-label="Examples" aria-busy={busy}>
             <div class="examplehead" aria-hidden="true"><span>Inputs</span><span>Outputs</span><span>From</span></div>
             <ol ref={list}>
-              {items.map((example, i) => (
-                <Example
-                  key={example.step}
-                  example={example}
-                  index={i}
-                  chosen={draft.chosen.includes(example.step)}
-                  onChoose={() => setDraft({ ...draft, chosen: toggle(draft.chosen, example.step) })}
-                  texts={draft.texts[example.step]}
-                  onTexts={(texts) => put(example.step, texts)}
-                  open={open.includes(example.step)}
-                  onOpen={() => setOpen(toggle(open, example.step))}
-                />
-              ))}
+              {items.map((example, index) => {
+                const { step } = example;
+                const shown = { example, index, chosen: draft.chosen.includes(step), texts: draft.texts[step], open: open.includes(step) };
+                const choose = () => setDraft({ ...draft, chosen: toggle(draft.chosen, step) });
+                return <Example key={step} {...shown} onChoose={choose} onTexts={(texts) => put(step, texts)} onOpen={() => setOpen(toggle(open, step))} />;
+              })}
             </ol>
           </section>
         )}

@@ -11,7 +11,7 @@ const FEW = 5;
 
 const total = (tokens) => (Array.isArray(tokens) ? tokens[0] + tokens[1] : (tokens ?? 0));
 
-// Bars over time. `parts` gives a bucket's values from the bottom up, each with the class of its colour.
+// Bars over time. `parts` gives a bucket's values from the bottom up, each with its colour.
 function Bars({ buckets, parts, label, at, onAt, onPick }) {
   const stacks = buckets.map(parts);
   const most = Math.max(...stacks.map((stack) => stack.reduce((all, [value]) => all + value, 0)), 0) || 1;
@@ -26,7 +26,7 @@ function Bars({ buckets, parts, label, at, onAt, onPick }) {
             {stack.map(([value, kind]) => {
               const height = value ? Math.max(1.5, (value / most) * (HIGH - 3)) : 0;
               y -= height;
-              return height ? <rect key={kind} class={kind} x={i * step + step * 0.12} y={y} width={step * 0.76} height={height} /> : null;
+              return height ? <rect key={kind} fill={kind} x={i * step + step * 0.12} y={y} width={step * 0.76} height={height} /> : null;
             })}
             <rect class="hit" x={i * step} y="0" width={step} height={HIGH} onPointerEnter={() => onAt(i)} onClick={() => onPick(buckets[i])} />
           </g>
@@ -48,28 +48,28 @@ function Charts({ data, at, onAt, onPick }) {
       name: "Runs",
       figure: count(one.runs),
       more: one.failed ? <span class="bad">{count(one.failed)} failed, {percent(one.failed, one.runs)}</span> : "none failed",
-      parts: (b) => [[b.failed, "c-bad"], [b.runs - b.failed, "c-main"]],
+      parts: (b) => [[b.failed, "var(--bad)"], [b.runs - b.failed, "var(--accent)"]],
       label: `Runs over time: ${plural(data.runs, "run")}, ${count(data.failed)} failed`,
     },
     {
       name: "Time",
       figure: duration(one.p50),
       more: `half of them; 95 % within ${duration(one.p95)}`,
-      parts: (b) => [[b.p50 ?? 0, "c-map"], [Math.max(0, (b.p95 ?? 0) - (b.p50 ?? 0)), "c-faint"]],
+      parts: (b) => [[b.p50 ?? 0, "var(--map)"], [Math.max(0, (b.p95 ?? 0) - (b.p50 ?? 0)), "color-mix(in srgb, var(--map) 35%, transparent)"]],
       label: `Time over time: half of the runs took ${duration(data.p50)}, 95 % at most ${duration(data.p95)}`,
     },
     {
       name: "Tokens",
       figure: count(total(one.tokens)),
       more: Array.isArray(one.tokens) ? `${count(one.tokens[0])} in, ${count(one.tokens[1])} out` : " ",
-      parts: (b) => [[total(b.tokens), "c-lm"]],
+      parts: (b) => [[total(b.tokens), "var(--lm)"]],
       label: `Tokens over time: ${count(total(data.tokens))}`,
     },
     {
       name: "Cost",
       figure: one.cost == null ? "–" : cost(one.cost),
       more: one.cost == null ? "a model has no price" : one.runs ? `${cost(one.cost / one.runs)} a run` : " ",
-      parts: (b) => [[b.cost ?? 0, "c-tool"]],
+      parts: (b) => [[b.cost ?? 0, "var(--tool)"]],
       label: `Cost over time: ${data.cost == null ? "unknown" : cost(data.cost)}`,
     },
   ];
@@ -79,7 +79,7 @@ function Charts({ data, at, onAt, onPick }) {
         <figure class="chart" key={name}>
           <figcaption><span>{name}</span><span class="soft">{range}</span></figcaption>
           <p class="sumfigure num">{figure}</p>
-          <p class="soft sub">{more}</p>
+          <p class="soft sub one">{more}</p>
           <Bars {...chart} parts={parts} label={label} />
         </figure>
       ))}

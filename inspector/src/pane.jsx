@@ -1,8 +1,8 @@
 // What is known of one step: its head, what went wrong or was asked, and its tabs.
 
 import { canAct, Rerun } from "./acts.jsx";
-import { AnswerForm } from "./answer.jsx";
 import { embedded } from "./api.js";
+import { Asked } from "./asked.jsx";
 import { Changes } from "./changes.jsx";
 import { agentOf, Conversation } from "./conversation.jsx";
 import { CopyEdited } from "./edit.jsx";
@@ -13,11 +13,9 @@ import { Items } from "./items.jsx";
 import { nameOf } from "./names.js";
 import { Boundary, Button, Kind, Status, Tabs, Tag } from "./parts.jsx";
 import { Prompt } from "./prompt.jsx";
-import { useValues } from "./record.js";
 import { href } from "./route.js";
 import { State } from "./state.jsx";
 import { span, times, worked } from "./times.js";
-import { isApproval } from "./tree.jsx";
 import { Text, Value, ValueOf } from "./value.jsx";
 
 const TABS = [
@@ -43,7 +41,7 @@ function Summary({ record, step, now }) {
   const parts = [step.kind];
   if (step.branch.length) parts.push(`branch ${step.branch.join(".")}`);
   if (total.calls) parts.push(plural(total.calls, "LM call"), tokens(total.tokens), total.cost == null ? "cost unknown" : cost(total.cost));
-  if (at && step.kind !== "start" && step.kind !== "edit") parts.push(step.status === "waiting" ? `since ${when(step.asked?.at ?? at.from)}` : `${duration(worked(times(record, now), at.from, at.till))} of work`);
+  if (at && step.kind !== "start" && step.kind !== "edit") parts.push(step.status === "waiting" && step.asked ? `asked ${when(step.asked?.at ?? at.from)}` : `${duration(worked(times(record, now), at.from, at.till))} of work`);
   if (step.waited >= 0.05) parts.push(`waited ${duration(step.waited)}`);
   const to = [...new Set(step.to)];
   if (to.length) parts.push(to.length === 1 && to[0] === "END" ? "then the end" : `then ${to.join(", ")}`);
@@ -72,41 +70,6 @@ function Attempts({ record, step }) {
       <summary><b>{plural(step.failed.length, "failed attempt")}</b> <span class="soft">{failureText(step.failed[0])}</span></summary>
       {step.failed.map((failure, i) => <Failure key={i} record={record} failure={failure} title={`Attempt ${failure.attempt ?? i + 1}`} />)}
     </details>
-  );
-}
-
-function Given({ record, asked }) {
-  const { answer } = asked;
-  const value = useValues(record, answer.value ? [answer.value] : []).get(answer.value);
-  const ok = value === undefined ? null : isApproval(value);
-  const after = answer.at && asked.at ? ` after ${duration(answer.at - asked.at)}` : "";
-  return (
-    <div class={`note ${ok === false ? "bad" : "ok"}`}>
-      <b>{ok === null ? "Answered" : ok ? "Approved" : "Refused"}</b>{answer.by ? ` by ${answer.by}` : ""}{after}
-      {answer.comment && <>: <q><Text record={record} of={answer.comment} /></q></>}
-      {ok === null && value !== undefined && <Value of={value} />}
-      {ok !== null && value.reason && <p class="whole">{value.reason}</p>}
-      {ok !== null && value.args && <><span class="k">with other arguments</span><Value of={value.args} /></>}
-    </div>
-  );
-}
-
-function Asked({ record, step, about }) {
-  const { asked } = step;
-  if (!asked) return null;
-  if (asked.answer) {
-    return (
-      <>
-        {!step.call && <div class="note wait"><span class="k">asked{asked.at ? ` ${when(asked.at)}` : ""}</span><p><Text record={record} of={asked.text} /></p></div>}
-        <Given record={record} asked={asked} />
-      </>
-    );
-  }
-  return (
-    <div class="asks">
-      <div class="note wait"><b>Waits for an answer</b>{asked.at ? ` since ${when(asked.at)}` : ""}{asked.expires ? `, until ${when(asked.expires)}` : ""}<p><Text record={record} of={asked.text} /></p></div>
-      {embedded ? null : <AnswerForm record={record} question={asked} about={about} />}
-    </div>
   );
 }
 

@@ -99,11 +99,11 @@ function Typed({ name, label, value = "", onValue, children, ...rest }) {
 }
 
 // One of several, as buttons beside each other.
-export function Chips({ label, options, value = "", onValue, kind }) {
+export function Chips({ label, options, value = "", onValue }) {
   return (
     <div class="chips" role="group" aria-label={label}>
       {options.map(([name, words]) => (
-        <button key={name} type="button" class={`chip${kind ? ` ${kind}-${name || "all"}` : ""}`} aria-pressed={value === name} onClick={() => onValue(name)}>
+        <button key={name} type="button" class="chip" aria-pressed={value === name} onClick={() => onValue(name)}>
           {words}
         </button>
       ))}
@@ -126,7 +126,7 @@ export function Filters({ page, params, names = {} }) {
   return (
     <form class={all ? "runfilters all" : "runfilters"} role="search" aria-label="Filters" onSubmit={(event) => event.preventDefault()}>
       <div class="filterline">
-        <Chips label="Status" kind="s" options={[["", "any status"], ...STATUSES.map((one) => [one, one])]} value={params.status} onValue={change("status")} />
+        <Chips label="Status" options={[["", "any status"], ...STATUSES.map((one) => [one, one])]} value={params.status} onValue={change("status")} />
         <span class="room" />
         <Chips label="Started" options={Object.entries(SPANS)} value={span} onValue={within} />
       </div>
@@ -183,11 +183,11 @@ function Row({ info, chosen, onChoose }) {
       <a class="listrow" href={href("run", { thread: info.thread, run: info.run_id })} data-key={runKey(info)}>
         <Status status={info.status} />
         <span class="runwho">
-          <b>{info.thread}</b>
-          <span class={tone}>{words(info)}</span>
+          <b class="one">{info.thread}</b>
+          <span class={`one ${tone}`}>{words(info)}</span>
         </span>
-        <span class="graphname">{info.graph}</span>
-        <time class="soft started" dateTime={info.started}>{when(info.started)}</time>
+        <span class="soft one graphname">{info.graph}</span>
+        <time class="soft one started" dateTime={info.started}>{when(info.started)}</time>
         <span class="num">{info.status === "running" ? "…" : duration(took(info))}</span>
         <span class="num opt">{plural(info.steps ?? 0, "step")}</span>
         <span class="num opt">{tokens ? `${count(tokens)} tok` : "–"}</span>
@@ -216,8 +216,8 @@ function Chosen({ chosen, onClear }) {
   if (!a) return null;
   return (
     <div class="chosen" role="region" aria-label="Runs to compare">
-      <span class="ab">A</span><b>{a[0]}</b>
-      <span class="ab b">B</span>{b ? <b>{b[0]}</b> : <span class="soft">choose another run</span>}
+      <span class="ab">A</span><b class="one">{a[0]}</b>
+      <span class="ab b">B</span>{b ? <b class="one">{b[0]}</b> : <span class="soft">choose another run</span>}
       <span class="room" />
       <button type="button" class="btn small" onClick={onClear}>Clear</button>
       {b && <a class="btn small main" href={href("compare", { thread: a[0], run: a[1], other_thread: b[0], other_run: b[1] })}>Compare</a>}

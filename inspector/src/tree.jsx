@@ -1,5 +1,6 @@
 // The steps as a tree. Only the rows in sight are elements: 100,000 rows scroll like 20.
 
+import { isApproval } from "./asked.jsx";
 import { useEffect, useLayoutEffect, useMemo, useRef, useState } from "preact/hooks";
 import { amount, count, duration, plural, sum } from "./format.js";
 import { useKeys } from "./hooks.js";
@@ -39,11 +40,6 @@ function verdictIds(record, step) {
 function problemsOf(record, step) {
   const into = record.graph(record.path(step.id))?.checks?.[step.node]?.into ?? "problems";
   return step.wrote[into]?.value ?? null;
-}
-
-export function isApproval(value) {
-  if (value === true || value === false) return value;
-  return typeof value === "object" && value !== null && typeof value.ok === "boolean" ? value.ok : null;
 }
 
 function Marks({ record, step, values, where }) {

@@ -101,7 +101,7 @@ function lineOf(value, most) {
 // Numbers and short texts in one line: most lists are.
 function isShort(value) {
   const items = Array.isArray(value) ? value : Object.values(value);
-  return items.length <= 8 && items.every((item) => isScalar(item) && !String(item).includes("\n")) && lineOf(value, INLINE).length <= INLINE / 2;
+  return items.length <= 8 && items.every((item) => isScalar(item) && !(typeof item === "string" && item.includes("\n"))) && lineOf(value, INLINE).length <= INLINE / 2;
 }
 
 function Parts({ of, depth }) {

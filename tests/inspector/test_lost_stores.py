@@ -23,10 +23,9 @@ def test_a_deleted_thread_is_said_to_be_gone(page: Any) -> None:
     program = made(store)
     with served(dspyer.inspector.app(store, token="token")) as address:
         page.goto(f"{address}/#token=token/run?thread=t")
-        page.locator(".runhead").wait_for()
+        page.locator("[role=treeitem]").first.wait_for()
         program.thread("t").delete()
-        page.get_by_text("What is shown here was read before.").wait_for()
-        assert "no thread 't'" in page.locator(".runhead .problem").inner_text()
+        page.locator(".trouble", has_text="no thread 't'").wait_for()
 
 
 def test_a_server_that_ends_is_missed_and_its_new_token_asked_for(page: Any) -> None:
@@ -34,13 +33,12 @@ def test_a_server_that_ends_is_missed_and_its_new_token_asked_for(page: Any) -> 
     made(store)
     with served(dspyer.inspector.app(store, token="first")) as address:
         page.goto(f"{address}/#token=first/run?thread=t")
-        page.locator(".runhead").wait_for()
-        page.locator(".panehead").wait_for()
-        assert page.locator(".problem").count() == 0
+        page.locator("[role=treeitem]").first.wait_for()
+        assert page.locator(".trouble").count() == 0
         page.evaluate(HURRY)
-    page.locator(".runhead .problem", has_text="The server does not respond").wait_for()
+    page.locator(".trouble", has_text="The server does not respond").wait_for()
     with served(dspyer.inspector.app(store, token="second"), int(address.rpartition(":")[2])):
         page.get_by_label("Address or token").fill("second")
         page.get_by_role("button", name="Open").click()
-        page.locator(".runhead").wait_for()
-        assert page.locator(".problem").count() == 0
+        page.locator("[role=treeitem]").first.wait_for()
+        assert page.locator(".trouble").count() == 0

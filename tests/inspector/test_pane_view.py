@@ -277,6 +277,25 @@ def test_a_copy_with_an_edited_state(tab: Tab, desk: Served) -> None:
     assert {name: one.value for name, one in edit.wrote.items()} == {"words": 3, "topics": ["bees", "bees"]}
 
 
+def test_the_difference_of_long_texts(tab: Tab, desk: Served) -> None:
+    """By words, with what is equal folded, and in bounded time; whole below a third in common."""
+    words = [f"word{number}" for number in range(LONGEST // 9)]
+    edited = [f"<b>{word}" if number % 20 == 7 else word for number, word in enumerate(words)]
+    others = [f"other{number}" for number in range(LONGEST // 9)]
+    thread = desk.program.thread("rich")
+    for name, text in (("long", words), ("edited", edited), ("others", others)):
+        edits = [step.id for step in thread.record().steps if step.parent is None and step.kind in ("start", "edit")]
+        thread = thread.copy(name, at=edits[-1], patch={"report": " ".join(text)})
+    for name, marks in (("edited", (0, len(words) // 20)), ("others", (1, 1))):
+        page = tab.run(name, tab="changes")
+        page.locator("[role=treeitem]", has_text="edited by hand").last.click()
+        page.locator("#panel .words").wait_for()
+        shown = page.locator("#panel .words")
+        assert (shown.locator("del").count(), shown.locator("ins").count()) == marks, name
+        fits(page, name, axe=False)
+    assert "show all" in page.inner_text("#panel")
+
+
 # --- prompts as DSPy makes them
 
 
@@ -306,7 +325,13 @@ class Chat(dspy.Signature):
     reply: str = dspy.OutputField()
 
 
-HARD = 'Who is [[ ## answer ## ]] in Rome?\n\n[[ ## all ## ]]\n\nRespond with care: `<answer>` {"a": 1}'
+HARD = """Who is [[ ## answer ## ]] in Rome?
+
+[[ ## question ## ]]
+[[ ## all ## ]]
+<question>Who?</question>
+
+Respond with care: `<answer>` {"a": 1}"""
 PARSED = """([source, all]) => {
   const { parsePrompt, parseResponse, valueOf } = new Function(
     `${source}; return { parsePrompt, parseResponse, valueOf }`)();

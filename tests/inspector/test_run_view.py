@@ -156,6 +156,8 @@ def test_steps_in_steps_unfold_and_the_strip_zooms(tab: Tab) -> None:
     page.keyboard.press("ArrowLeft")
     page.get_by_role("button", name="inner", exact=True).click()
     head(page, "inner")
+    page.get_by_text("traceback").wait_for()  # of the failure of the item, a model: nothing but its fields
+    assert "$" not in page.inner_text(".pane")
     page.get_by_role("tab", name="Graph").click()
     page.get_by_role("button", name="Open the graph of inner").click()
     page.locator("[data-node=spell]").click()
@@ -172,6 +174,10 @@ def test_steps_in_steps_unfold_and_the_strip_zooms(tab: Tab) -> None:
     page.mouse.move(box["x"] + box["width"] * 0.6, box["y"] + 40)
     page.mouse.up()
     page.get_by_role("button", name="Whole run").click()
+    page.keyboard.press("z")  # to what is selected
+    page.get_by_role("button", name="Whole run").wait_for()
+    page.keyboard.press("z")
+    page.get_by_role("button", name="Whole run").wait_for(state="detached")
     page.locator(".strip .sbar").first.click()
     head(page, "inner")
 

@@ -30,7 +30,7 @@ def outcome(run: Run) -> Outcome:
         for c in run.commits
     ]
     drawn = [
-        (step.node, step.branch, step.came, step.forks, step.conflicts)
+        (step.node, step.branch, len(step.after), step.to, step.conflicts)
         for step in run.record().steps
         if step.parent is None
     ]

@@ -167,8 +167,8 @@ def test_what_items_wait_for_at_the_same_time_counts_once() -> None:
     record = thread.record()
     (mapped,) = [step.waited for step in record.steps if step.kind == "map"]
     items = [step.waited for step in record.steps if step.kind == "item"]
-    assert 0.04 < max(items) <= mapped < 0.9 * sum(items)
-    assert 0.04 < record.waited <= mapped
+    assert 0.04 < max(items) <= mapped + 0.001 < 0.9 * sum(items)
+    assert 0.04 < record.waited <= mapped + 0.001
     assert record.ended is not None
     assert record.seconds + record.waited <= record.ended - record.started + 0.01
 

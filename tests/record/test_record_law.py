@@ -490,3 +490,24 @@ def test_a_damaged_row_is_a_step_and_the_rest_is_shown(tmp_path: Path) -> None:
         lost = [step for step in record.steps if step.status == "unreadable"]
         assert bool(lost) == bool(had_body), kind
         assert len(record.steps) >= len(whole.steps) - 1, kind
+
+
+def test_the_texts_of_many_rows_are_read_at_once(tmp_path: Path) -> None:
+    """In a database each query is a round trip; prompts of an agent have most of their messages in common."""
+    asked: list[int] = []
+
+    class Counting(SQLite):
+        def blobs(self, ids: Any) -> Any:
+            asked.append(len(ids))
+            return super().blobs(ids)
+
+    graph = Graph(inputs=["q"]).add_node("say", dspy.Predict("q -> text"))
+    graph.add_conditional_edges("say", lambda ctx: "say" if ctx.visit < 30 else END, ["say", END])
+    with closing(Counting(tmp_path / "runs.db")) as store, dspy.context(lm=ScriptedLM(say)):
+        thread = graph.add_edge(START, "say").compile(store=store, record_lm_calls="full").thread("t")
+        thread.run({"q": "long " * 1_000})
+        asked.clear()
+        record = Archive(store).thread("t").record()
+    assert len(record.calls(record.steps[-1].id)) == 1
+    assert all("long long" in str(call.messages) for step in record.steps for call in step.lm)
+    assert len(asked) < 10
