@@ -115,8 +115,7 @@ class Redaction:
         self.patterns = patterns
         self._lists = lists
         self.hides_all = decide is _hide
-        # The fields that patterns name, and those in which a search keeps all others.
-        self._fields = {*[pattern.segments[0] for pattern in patterns], *_OF_SEARCHES}
+        self._fields = {pattern.segments[0] for pattern in patterns}
 
     @classmethod
     def of(cls, spec: Redact, lists: Collection[str] = frozenset()) -> Redaction | None:
@@ -217,7 +216,8 @@ class Redaction:
 
     def names(self, field: str) -> bool:
         """Return whether a pattern may match anything in a field: most fields need no look at their values."""
-        return not self.patterns or not self._fields.isdisjoint((field, ONE, MANY))
+        # A search keeps all other fields in its own.
+        return field in _OF_SEARCHES or self.may_hide(field, _NO_FIELDS)
 
     def output(self, name: str, fields: frozenset[str] | None, text: str) -> str:
         """The redacted form of the whole text of such an output."""
@@ -264,8 +264,8 @@ class Redaction:
         shown = self.value((field,), failure, appended=field in self._lists)
         if isinstance(shown, Failure):
             return shown
-        parts = shown if isinstance(shown, Mapping) else {"type": HIDDEN, "message": HIDDEN}
-        return failure.model_copy(update={name: str(parts[name]) for name in ("type", "message") if name in parts})
+        message = shown.get("message", "") if isinstance(shown, Mapping) else HIDDEN
+        return failure.model_copy(update={"message": str(message)})  # its class is always told
 
 
 def _reports_error(update: Any) -> bool:
@@ -327,7 +327,8 @@ class Redactor:
         shown = self.redaction.commit(commit)
         return replace(
             shown,
-            patch={name: self.redact(update) for name, update in shown.patch.items()},
+            # One that cannot be read is empty, and says why.
+            patch={name: self.redact(update) for name, update in shown.patch.items()} or shown.patch,
             reason=self.redact(shown.reason),
             failure=None if shown.failure is None else self.failure(shown.failure),
             failed_attempts=tuple(map(self.failure, shown.failed_attempts)),
@@ -351,7 +352,7 @@ class Redactor:
 
     def field(self, name: str, value: Any, *, appended: bool = False) -> Any:
         """The redacted form of a frozen value of a field, or of an item of one: by its path, and of its texts."""
-        if value is DELETE or not (self._texts or self.redaction.may_hide(name, _NO_FIELDS)):
+        if value is DELETE or not (self._texts or self.redaction.names(name)):
             return value
         if isinstance(value, FrozenList) and self.redaction.patterns and not appended:
             return self._list(name, value)

@@ -366,7 +366,7 @@ class Archive:
                     return Page([info for _, info in found], cursor_of(place))
                 record = None
                 with suppress(ThreadError, StoreError):  # deleted since, or not readable: the entry is there
-                    record = ArchivedThread(self._reader, listed.thread.name).record(listed.run.id)
+                    record = ArchivedThread(self._reader, listed.thread.name)._records.record(listed)
                     read += max(listed.last, len(record.steps))
                 fits = filters.fit(info, record)
             place = listed.place

@@ -608,7 +608,7 @@ class _Maker:
         parents = [self._of.id_of(scope + parent.id) for parent in behind]
         shown = changed(commit, id=self._of.id_of(local), parents=tuple(parents))
         self._raw[local] = commit
-        if hidden is not None and not isinstance(commit.patch, UnreadablePatch):
+        if hidden is not None:
             shown, conflicts = hidden.commit(shown), tuple(map(hidden.conflict, conflicts))
             wrote = {field: one._replace(value=self._shown(field, one.value)) for field, one in wrote.items()}
         self._fields[local] = {
@@ -625,17 +625,17 @@ class _Maker:
             "to": commit.route,
             "reason": shown.reason,
             "wrote": wrote,
-            "failed": [self._failure(one) for one in commit.failed_attempts if one.index is None],
-            "failure": None if commit.failure is None else self._failure(commit.failure),
+            "failed": [one for one in shown.failed_attempts if one.index is None],
+            "failure": shown.failure,
             "conflicts": conflicts,
             "commit": shown,
         }
         if isinstance(commit.patch, UnreadablePatch):
             self._fields[local] |= {"status": "unreadable", "reason": self._text(commit.patch.error)}
         self._order[local] = (int(not scope and commit.version is None), commit.step, commit.branch, ())
-        for failure in commit.failed_attempts:
+        for failure in shown.failed_attempts:
             if failure.index is not None:
-                self._add(f"{local}[{failure.index}]", "", "failed", self._failure(failure))
+                self._add(f"{local}[{failure.index}]", "", "failed", failure)
 
     def _shown(self, name: str, value: Any) -> Any:
         return value if self._redactor is None else self._redactor.field(name, value)

@@ -145,7 +145,7 @@ def failures_of_run(reader: HistoryReader, listed: ListedRun) -> tuple[Failure, 
     """
     store, run, end = reader.store, listed.run, listed.end
     if end is not None and reader.hides(run):  # only the whole run tells what has to be hidden in their texts
-        return FollowedRecords(reader, listed.thread.name).record(run.id).failures
+        return FollowedRecords(reader, listed.thread.name).record(listed).failures
     try:
         found = () if end is None else failures_in(store, *rows_through(store, run.id, end.seq, end.seq))
     except StoreError as error:
@@ -168,8 +168,8 @@ class FollowedRecords:
         self._runs: dict[str, tuple[Point | None, RunReader]] = {}  # the last used one last
         self._hiding: dict[str | None, str | None] = {}  # by name, the ids of the runs that hide values
 
-    def record(self, run: str | None = None) -> Record:
-        """The record of a run by its id or label, the last one for None; raises `ThreadError` for an unknown one."""
+    def record(self, run: str | ListedRun | None = None) -> Record:
+        """The record of a run by id or label, the last one for None; one that was just listed is not looked for."""
         return self._read(run, RunReader.record)
 
     def items(self, node: str, run: str | None = None) -> Items:
@@ -192,8 +192,9 @@ class FollowedRecords:
         redactor = None if hiding is None else self._read(hiding, RunReader.redactor)
         return value if redactor is None else cast("T", redactor.shown(given))
 
-    def _read(self, run: str | None, read: Callable[[RunReader, str], T]) -> T:
-        listed, status = current_status(self._reader.store, run_of(self._reader.store, self._thread, run))
+    def _read(self, run: str | ListedRun | None, read: Callable[[RunReader, str], T]) -> T:
+        found_run = run if isinstance(run, ListedRun) else run_of(self._reader.store, self._thread, run)
+        listed, status = current_status(self._reader.store, found_run)
         name, root = listed.run.id, listed.thread.root
         # One at a time: two that read the same new rows would add them twice.
         with self._lock:
