@@ -401,3 +401,22 @@ _READERS: dict[str, Callable[[Any], Any]] = {
     "float": float,
     **{name: read for name, _, read in _SCALARS.values()},
 }
+
+
+def plain(encoded: Any) -> Any:
+    """A JSON form of a value (`values.json.encode`) without the names of types: what a reader shows."""
+    if type(encoded) is list:
+        return [plain(item) for item in encoded]
+    if type(encoded) is not dict:
+        return encoded
+    if TAG not in encoded:
+        return {key: plain(item) for key, item in encoded.items()}
+    value: Any = encoded.get("value")
+    if encoded[TAG] in ("dict", "patch"):
+        pairs = [(plain(key), plain(item)) for key, item in value]
+        return dict(pairs) if all(type(key) is str for key, _ in pairs) else [list(pair) for pair in pairs]
+    found = plain(value)
+    if encoded[TAG] == "model" and type(found) is dict:  # what it has besides its fields, under such names
+        *_, extra = [found.pop(name, None) for name in ("$set", "$private", "$extra")]
+        found.update(extra or {})
+    return found
