@@ -230,6 +230,12 @@ def _encode_dtype(dtype: Any) -> Any:
     return dtype.str if dtype.names is None else encode(freeze(dtype.descr))
 
 
+def model_parts(encoded: dict[str, Any]) -> dict[str, Any]:
+    """The attributes in the JSON form of a model, extra ones too; what it has besides is under names with a `$`."""
+    found = {name: part for name, part in encoded.items() if name not in ("$set", "$private", "$extra")}
+    return {**found, **(encoded.get("$extra") or {})}
+
+
 # --- decoding
 
 OnUnknown = Callable[[dict[str, Any], Exception], Any]
@@ -412,11 +418,10 @@ def plain(encoded: Any) -> Any:
     if TAG not in encoded:
         return {key: plain(item) for key, item in encoded.items()}
     value: Any = encoded.get("value")
+    if encoded[TAG] in ("datetime", "time"):
+        return value[0]
     if encoded[TAG] in ("dict", "patch"):
         pairs = [(plain(key), plain(item)) for key, item in value]
         return dict(pairs) if all(type(key) is str for key, _ in pairs) else [list(pair) for pair in pairs]
     found = plain(value)
-    if encoded[TAG] == "model" and type(found) is dict:  # what it has besides its fields, under such names
-        *_, extra = [found.pop(name, None) for name in ("$set", "$private", "$extra")]
-        found.update(extra or {})
-    return found
+    return model_parts(found) if encoded[TAG] == "model" and type(found) is dict else found
