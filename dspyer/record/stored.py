@@ -217,9 +217,7 @@ class FollowedRecords:
             record = self.record(address.run or None)
             for step in record.steps:
                 # Of a run in parts, commits have the labels of all of them.
-                if step.id == name or (
-                    step.id.endswith(local) and str(replace(Address.parse(step.id), run="")) == local
-                ):
+                if step.id.endswith(local) and str(replace(Address.parse(step.id), run="")) == local:
                     return record.calls(step.id)
         raise LookupError(
             f"thread {self._thread!r} has no commit {name!r}, and no execution of that id has failed, or made an LM "
@@ -269,7 +267,6 @@ class RunReader:
         self._is_ended = False  # also by a row that cannot be read
         self._used: Mapping[str, Mapping[str, Any]] = {}
         self._recorded: dict[tuple[Point, str | None], Record] = {}
-        self._questions: dict[tuple[str, str], StepQuestion] = {}
         self._siblings: dict[tuple[str, ...], list[str]] = {}
         header = rows.run.header
         try:
@@ -439,12 +436,12 @@ class RunReader:
             steps.of(item.execution).items[item.execution] = item.value
         elif row.kind == RowKind.ASK:
             ask = QuestionRow.read(row, fetch)
-            self._ask(StepQuestion(ask.question(), ask.at))
+            steps.ask(StepQuestion(ask.question(), ask.at))
         elif row.kind == RowKind.ANSWER:
             given = AnswerRow.read(row, fetch, decode)
-            asked = self._questions.get((given.execution, given.key))
+            asked = steps.of(given.execution).asked.get((given.execution, given.key))
             if asked is not None:
-                self._ask(asked._replace(answer=None if given.retracted else given.answer(asked.question)))
+                steps.ask(asked._replace(answer=None if given.retracted else given.answer(asked.question)))
         elif row.kind == RowKind.POST:
             post = PostRow.read(row, fetch, decode)
             update, name = post.patch[post.field], full_id(*post.scope, Address.parse(post.execution).own)
@@ -458,10 +455,6 @@ class RunReader:
 
     def _texts_of(self, names: Collection[str]) -> Mapping[str, bytes]:
         return self._texts if self._texts.keys() >= {*names} else self._reader.fetch(names)
-
-    def _ask(self, asked: StepQuestion) -> None:
-        self._questions[asked.question.execution, asked.question.key] = asked
-        self._steps.ask(asked)
 
     def _read_inside(self, row: Row) -> None:
         """The commit of a graph inside of a node."""
