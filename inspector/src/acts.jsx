@@ -12,7 +12,6 @@ export const canAct = (about, graph) => Boolean(about?.acts && about.programs?.i
 
 export const HOW_TO_ACT = "dspyer inspect STORE --program module:graph";
 
-// Runs an action: {busy, error, act}.
 export function useAction(work) {
   const [state, setState] = useState({ busy: false, error: null });
   const act = async (event) => {
@@ -49,7 +48,6 @@ const paid = ({ cost: dollars }) => `Nodes that it calls may call language model
 
 const RESUMABLE = new Set(["failed", "stopped", "crashed"]);
 
-// Resume or stop, of a run whose graph has a program.
 export function RunActs({ run, about, onChanged }) {
   const [asking, setAsking] = useState(null);
   if (!canAct(about, run.graph)) return null;

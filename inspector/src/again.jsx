@@ -73,7 +73,6 @@ function Beside({ call, sent, response, found }) {
   );
 }
 
-// What is missing for it; "" for nothing.
 function lacks(record, about) {
   if (embedded) return "This page is one run as a file: open the store with dspyer inspect to send a prompt again.";
   if (!canAct(about, record.run.graph)) return `Its program is needed, which knows the language model: ${HOW_TO_ACT}`;

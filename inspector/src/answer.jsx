@@ -21,15 +21,15 @@ function withoutNone(schema) {
   return others.length === 1 ? { ...said, ...others[0] } : { ...said, anyOf: others };
 }
 
-const isEmpty = (schema) => !schema || !Object.keys(schema).some((key) => key !== "title" && key !== "description" && key !== "default");
+const SAYS = new Set(["title", "description", "default"]);
 
-function kindOf(schema, depth = 0) {
-  if (isEmpty(schema)) return "any";
+function kindOf(schema = {}, depth = 0) {
+  if (Object.keys(schema).every((key) => SAYS.has(key))) return "any";
   if (withoutNone(schema)) return "optional";
   if (Array.isArray(schema.enum) || "const" in schema) return "enum";
   if (["boolean", "string", "integer", "number"].includes(schema.type)) return schema.type;
   if (depth >= DEEPEST) return "json";
-  if (schema.type === "object" && schema.properties && Object.keys(schema.properties).length) return "object";
+  if (schema.type === "object" && Object.keys(schema.properties ?? {}).length) return "object";
   return schema.type === "array" && schema.items && !schema.prefixItems ? "list" : "json";
 }
 
@@ -103,7 +103,6 @@ function Choices({ id, label, options, value, onValue, words }) {
   );
 }
 
-// A list: an input for each item.
 function Items({ schema, part, value, onValue, label, wrong }) {
   const items = value ?? [];
   return (
@@ -129,10 +128,7 @@ function Optional({ schema, ...shared }) {
   return (
     <div class="optional">
       {value !== null && <Input {...shared} schema={inner} />}
-      <label class="check">
-        <input type="checkbox" checked={value === null} onChange={(event) => onValue(event.target.checked ? null : undefined)} />
-        {value === null ? `${label}: None` : "None"}
-      </label>
+      <label class="check"><input type="checkbox" checked={value === null} onChange={(event) => onValue(event.target.checked ? null : undefined)} />{value === null ? `${label}: None` : "None"}</label>
     </div>
   );
 }
@@ -172,8 +168,6 @@ export function Input({ schema: given, none, ...shared }) {
   );
 }
 
-// --- the approval of a call
-
 const argsSchema = (call) => (call.schema?.properties ? call.schema : { type: "object", properties: call.schema ?? {} });
 
 function readApproval(call, draft, problems) {
@@ -199,19 +193,12 @@ function Approve({ id, call, draft, onDraft, problems }) {
       {draft.ok && Object.keys(schema.properties).length > 0 && (
         <>
           <label class="check"><input type="checkbox" checked={draft.args !== undefined} onChange={change} />Call it with other arguments</label>
-          {draft.args !== undefined && (
-            <Input
-              {...{ schema, root: schema, problems, id: `${id}-args`, path: "args", label: "Arguments", value: draft.args }}
-              onValue={(args) => onDraft({ ...draft, args })}
-            />
-          )}
+          {draft.args !== undefined && <Input {...{ schema, root: schema, problems, id: `${id}-args`, path: "args", label: "Arguments", value: draft.args }} onValue={(args) => onDraft({ ...draft, args })} />}
         </>
       )}
     </>
   );
 }
-
-// --- the form
 
 // What the answer to an approval says; null to any other question.
 export function verdict(asked, value) {
@@ -276,9 +263,7 @@ export function AnswerForm({ record, waiting, question: asked, about, onDone }) 
   return (
     <form class="answer" onSubmit={act} noValidate>
       {question.call && <Approve id={id} call={question.call} draft={draft} onDraft={put} problems={shown} />}
-      {!question.call && schema && (
-        <Input id={id} schema={schema} root={schema} label="Answer" value={draft.value} problems={shown} onValue={(value) => put({ value })} />
-      )}
+      {!question.call && schema && <Input {...{ id, schema, label: "Answer", value: draft.value, problems: shown }} root={schema} onValue={(value) => put({ value })} />}
       {schema !== null && (
         <div class="notes">
           <Line id={`${id}-by`} label="Given by" maxLength={500} value={by} onText={setBy} />

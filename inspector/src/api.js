@@ -17,14 +17,7 @@ function read(text) {
     record: () => ({ ...rest, items: steps, next: null, position: null, count: steps.length }),
     values: ({ id }) => ({ values: Object.fromEntries(id.map((one) => [one, value(one)])) }),
   };
-  return {
-    about,
-    run: rest.run,
-    get: async (path, params) => {
-      if (!answers[path]) throw new ApiError("This page is one run as a file: it has no other data.", 404);
-      return answers[path](params);
-    },
-  };
+  return { run: rest.run, get: async (path, params = {}) => answers[path](params) };
 }
 
 const KEY = "dspyer-token";
@@ -48,11 +41,7 @@ function takeToken() {
 
 export const token = () => (embedded ? null : sessionStorage.getItem(KEY));
 
-export function setToken(text) {
-  const found = /(?:#token=)?([\w-]+)[^#]*$/.exec(text.trim());
-  const named = /#token=([\w-]+)/.exec(text);
-  sessionStorage.setItem(KEY, (named ?? found)?.[1] ?? "");
-}
+export const setToken = (text) => sessionStorage.setItem(KEY, (/#token=([\w-]+)/.exec(text) ?? /([\w-]+)[^#]*$/.exec(text.trim()))?.[1] ?? "");
 
 // A tab opened from a link has no token yet: another tab of this very origin has it.
 function share() {
@@ -100,15 +89,14 @@ const PARSERS = { values: parseValue, questions: parseAnswer, examples: parseAns
 
 async function answer(response, parse = parseJSON) {
   const text = await response.text();
-  let body = null;
+  let body;
   try {
-    body = text ? parse(text) : null;
+    body = parse(text);
   } catch {
-    body = null;
+    body = undefined;
   }
-  if (response.ok && body !== null) return body;
-  if (response.ok) throw new ApiError("The answer of the server is no JSON.", response.status);
-  const words = body?.error?.message ?? body?.error ?? body?.detail ?? (text.slice(0, 300) || response.statusText);
+  if (response.ok && body !== undefined) return body;
+  const words = response.ok ? "The answer of the server is no JSON." : (body?.error?.message ?? body?.error ?? body?.detail ?? (text.slice(0, 300) || response.statusText));
   throw new ApiError(typeof words === "string" ? words : JSON.stringify(words), response.status, body?.fields ?? body?.errors);
 }
 
@@ -131,18 +119,12 @@ async function request(path, params, options) {
 }
 
 export async function get(path, params, signal) {
-  if (embedded) return embedded.get(path, params ?? {});
+  if (embedded) return embedded.get(path, params);
   return answer(await request(path, params, { signal }), PARSERS[path]);
 }
 
 export async function post(path, body) {
-  return answer(
-    await request(path, null, {
-      method: "POST",
-      headers: { "Content-Type": "application/json" },
-      body: JSON.stringify(body),
-    }),
-  );
+  return answer(await request(path, null, { method: "POST", headers: { "Content-Type": "application/json" }, body: JSON.stringify(body) }));
 }
 
 // Server-sent events, read with fetch since EventSource sends no headers. Connects again until `signal` aborts.

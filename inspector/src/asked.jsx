@@ -35,7 +35,6 @@ export function Given({ record, step, place = "", who }) {
   );
 }
 
-// `place` is a class of the notes.
 export function Asked({ record, step, about, place = "" }) {
   const { asked } = step;
   if (!asked) return null;

@@ -15,16 +15,7 @@ export function Bar({ trail, deep, children }) {
   const { about, page, theme, nextTheme, showKeys } = useContext(Shell);
   return (
     <header class={deep ? "bar deep" : "bar"}>
-      <a
-        class="skip"
-        href="#main"
-        onClick={(event) => {
-          event.preventDefault();
-          document.getElementById("main")?.focus();
-        }}
-      >
-        To the content
-      </a>
+      <button type="button" class="skip" onClick={() => document.getElementById("main")?.focus()}>To the content</button>
       {embedded ? <span class="brand">dspyer</span> : <a class="brand" href={href("runs")}>dspyer</a>}
       {!trail && (
         <nav aria-label="Views">

@@ -87,7 +87,6 @@ function Example({ example, index, chosen, onChoose, texts = {}, onTexts, open, 
   );
 }
 
-// A file that the reader saves.
 function download(name, text) {
   const href = URL.createObjectURL(new Blob([text], { type: "application/jsonl" }));
   Object.assign(document.createElement("a"), { href, download: name }).click();

@@ -37,7 +37,6 @@ const toolsIn = (value) => {
 
 const isCalls = (value, key) => Array.isArray(value?.[key]) && Object.keys(value).length === 1 && value[key].every((one) => one && typeof one === "object");
 
-// Calls of tools, or their results, by the name of the tool.
 const Named = ({ of }) => (
   <ul class="keys">
     {of.map(([name, value, bad], at) => <li key={at}><span class="key">{name}</span><div class={bad ? "bad" : ""}><Value of={value} plain /></div></li>)}

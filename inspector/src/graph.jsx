@@ -2,8 +2,8 @@
 
 import { useLayoutEffect, useMemo, useRef, useState } from "preact/hooks";
 import { count, plural } from "./format.js";
+import { useWidth } from "./hooks.js";
 import { Button, hue } from "./parts.jsx";
-import { useWidth } from "./strip.jsx";
 import { unfolded } from "./unfolded.js";
 
 const KINDS = { subgraph: "graph", interrupt: "question", end: "start" };
@@ -41,11 +41,7 @@ function GraphNode({ node, kind, visits, step, current, onPick, onOpen, children
   const facts = [node.word ? `${node.label} ${node.word}` : node.label, visits ? `ran ${plural(visits, "time")}` : "did not run", step?.status !== "done" && step?.status];
   const words = facts.filter(Boolean).join(", ");
   const [left, top, right] = [node.x - node.w / 2, node.y - node.h / 2, node.x + node.w / 2];
-  const pressed = (act) => (event) => {
-    if (event.key !== "Enter" && event.key !== " ") return;
-    event.preventDefault();
-    act();
-  };
+  const pressed = (act) => (event) => (event.key === "Enter" || event.key === " ") && (event.preventDefault(), act());
   return (
     <g class={classes} style={{ color: hue(kind) }}>
       <g data-node={node.name} role="button" tabindex={0} aria-label={words} aria-pressed={Boolean(current)} onClick={onPick} onKeyDown={pressed(onPick)} onDblClick={onOpen}>
@@ -62,15 +58,7 @@ function GraphNode({ node, kind, visits, step, current, onPick, onOpen, children
         </g>
       )}
       {onOpen && (
-        <g
-          class="opens"
-          role="button"
-          tabindex={0}
-          aria-expanded={Boolean(node.inside)}
-          aria-label={`${node.inside ? "Close" : "Open"} the graph of ${node.name}`}
-          onClick={onOpen}
-          onKeyDown={pressed(onOpen)}
-        >
+        <g class="opens" role="button" tabindex={0} aria-expanded={Boolean(node.inside)} aria-label={`${node.inside ? "Close" : "Open"} the graph of ${node.name}`} onClick={onOpen} onKeyDown={pressed(onOpen)}>
           <title>{node.inside ? "Close its graph" : "Open its graph"}</title>
           <circle cx={right} cy={node.y + node.h / 2} r="8.5" />
           <path d={`M${right - 4} ${node.y + node.h / 2}h8${node.inside ? "" : "m-4 -4v8"}`} />
@@ -87,10 +75,7 @@ function Edge({ edge, times }) {
     <g>
       <path d={edge.path} class={classes} marker-end={times ? "url(#tip-on)" : "url(#tip)"}><title>{words}</title></path>
       {edge.label && edge.x != null && (
-        <text x={edge.x} y={edge.y + 4} class={`elabel ${times ? "taken" : "idle"}`} text-anchor={edge.anchor ?? "middle"}>
-          <title>{edge.whole ?? edge.label}</title>
-          {edge.label}
-        </text>
+        <text x={edge.x} y={edge.y + 4} class={`elabel ${times ? "taken" : "idle"}`} text-anchor={edge.anchor ?? "middle"}><title>{edge.whole ?? edge.label}</title>{edge.label}</text>
       )}
     </g>
   );

@@ -23,7 +23,6 @@ const HUES = {
   agent: "agent", graph: "agent", module: "lm", tool: "tool", map: "map", item: "map", question: "wait", search: "agent", trial: "map",
 };
 
-// The hue as a CSS colour.
 export const hue = (kind) => `var(--${HUES[kind] ?? "join"})`;
 
 export function Kind({ kind, large }) {

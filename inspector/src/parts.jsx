@@ -90,7 +90,6 @@ export function Line({ id, label, hint, wrong, rows, onText, children, ...rest }
   );
 }
 
-// How many rows a text takes as it is edited.
 export const rowsFor = (text) => Math.min(16, Math.max(2, text.slice(0, 4000).split("\n").length + Math.floor(Math.min(4000, text.length) / 100)));
 
 export function Dialog({ title, onClose, children, wide }) {

@@ -23,7 +23,6 @@ export function times({ since, until }) {
   return since in spans ? { since: new Date(spans[since]).toISOString() } : { since, until };
 }
 
-// The filters of an address as the parameters of a request.
 export const query = (params) => ({ ...Object.fromEntries(["status", ...TEXTS].map((name) => [name, params[name]])), ...times(params) });
 
 // A filter that is typed: it is asked for when the typing pauses.
@@ -50,7 +49,6 @@ function Typed({ name, label, value = "", onValue, children, ...rest }) {
   );
 }
 
-// One of several, as buttons beside each other.
 const Chips = ({ label, options, value = "", onValue }) => (
   <div class="chips" role="group" aria-label={label}>
     {options.map(([name, words]) => <Button small class="chip" key={name} aria-pressed={value === name} onClick={() => onValue(name)}>{words}</Button>)}
@@ -123,7 +121,6 @@ const Nothing = ({ params }) => FILTERS.some((name) => params[name]) ? (
   </div>
 );
 
-// The bar of two chosen runs.
 function Chosen({ chosen, onClear }) {
   const [a, b] = chosen.map((key) => key.split("\n"));
   if (!a) return null;

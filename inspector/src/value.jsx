@@ -67,7 +67,6 @@ export function Scalar({ of }) {
 
 const isScalar = (value) => value === null || typeof value !== "object" || isRaw(value);
 
-// A value in one line, cut after some characters.
 export function gist(value, most = INLINE) {
   const text = typeof value === "string" ? value : isScalar(value) ? (value === null ? "None" : isRaw(value) ? value.rawJSON : String(value)) : lineOf(value, most);
   if (!text) return "empty text";
@@ -138,7 +137,6 @@ export function Copy({ of }) {
   );
 }
 
-// Any JSON value. `plain` has no button to copy it.
 export function Value({ of, plain }) {
   if (of === undefined) return <span class="soft" aria-busy="true">…</span>;
   const copies = !plain && (!isScalar(of) || (typeof of === "string" && of.length > 60));
@@ -150,7 +148,6 @@ export function Value({ of, plain }) {
   );
 }
 
-// A value of the record by its id; null for none.
 export function ValueOf({ record, vid, plain }) {
   const values = useValues(record, vid == null ? [] : [vid]);
   return vid == null ? <span class="soft">–</span> : <Value of={values.get(vid)} plain={plain} />;
