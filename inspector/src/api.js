@@ -21,7 +21,7 @@ function read(text) {
 }
 
 const KEY = "dspyer-token";
-const channel = typeof BroadcastChannel === "function" && !embedded ? new BroadcastChannel("dspyer") : null;
+const channel = embedded ? null : new BroadcastChannel("dspyer");
 
 export class ApiError extends Error {
   constructor(message, status, fields) {
@@ -44,34 +44,19 @@ export const token = () => (embedded ? null : sessionStorage.getItem(KEY));
 export const setToken = (text) => sessionStorage.setItem(KEY, (/#token=([\w-]+)/.exec(text) ?? /([\w-]+)[^#]*$/.exec(text.trim()))?.[1] ?? "");
 
 // A tab opened from a link has no token yet: another tab of this very origin has it.
-function share() {
-  if (!channel) return;
-  channel.onmessage = ({ data }) => {
-    if (data?.ask && token()) channel.postMessage({ token: token() });
-  };
-}
-
-export function askOtherTabs() {
-  if (!channel || token()) return Promise.resolve();
-  return new Promise((done) => {
-    const given = ({ data }) => {
-      if (data?.token) {
-        sessionStorage.setItem(KEY, data.token);
-        done();
-      }
-    };
-    channel.addEventListener("message", given);
-    channel.postMessage({ ask: true });
-    setTimeout(done, 150);
-  });
-}
-
-export function prepare() {
-  if (embedded) return Promise.resolve();
+export async function prepare() {
+  if (embedded) return;
   takeToken();
   addEventListener("hashchange", takeToken); // a link with a token, opened in a tab that shows the page already
-  share();
-  return askOtherTabs();
+  let given;
+  const answered = new Promise((done) => (given = done));
+  channel.onmessage = ({ data }) => {
+    if (data?.ask && token()) channel.postMessage({ token: token() });
+    if (data?.token && !token()) given(sessionStorage.setItem(KEY, data.token));
+  };
+  if (token()) return;
+  channel.postMessage({ ask: true });
+  await Promise.race([answered, new Promise((done) => setTimeout(done, 150))]);
 }
 
 function address(path, params) {
@@ -160,11 +145,8 @@ async function* messages(body) {
     const parts = (rest + value).split(/\r?\n\r?\n/);
     rest = parts.pop();
     for (const part of parts) {
-      const event = { event: "message", id: "", data: "" };
-      for (const line of part.split(/\r?\n/)) {
-        const found = /^(event|id|data): ?(.*)$/.exec(line);
-        if (found) event[found[1]] = found[1] === "data" && event.data ? `${event.data}\n${found[2]}` : found[2];
-      }
+      const line = (name) => part.split(/\r?\n/).filter((one) => one.startsWith(`${name}:`)).map((one) => one.slice(name.length + 1).replace(/^ /, ""));
+      const event = { event: line("event").at(-1) ?? "message", id: line("id").at(-1) ?? "", data: line("data").join("\n") };
       if (event.data || event.event !== "message") yield event;
     }
   }

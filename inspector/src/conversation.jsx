@@ -129,9 +129,11 @@ function Inside({ record, step, about, depth }) {
   return <div class="inside"><Fold look="btn small" words={words} open={waits}>{() => <Talk record={record} agent={step.id} about={about} depth={depth + 1} />}</Fold></div>;
 }
 
-function figures(record, step) {
-  const sums = record.sums(step.id);
-  return [sums?.calls > 0 && `${plural(sums.calls, "LM call")} · ${tokens(sums.tokens)}`, step.seconds != null && duration(step.seconds - step.waited)].filter(Boolean).join(" · ");
+// What a step used: of a turn with its cost, of a call with the number of LM calls.
+function figures(record, step, isTurn) {
+  const { calls, tokens: used, cost: dollars } = record.sums(step.id);
+  const work = step.seconds != null && duration(step.seconds - step.waited);
+  return [calls > 0 && !isTurn && plural(calls, "LM call"), calls > 0 && tokens(used), calls > 0 && isTurn && dollars != null && cost(dollars), work].filter(Boolean).join(" · ");
 }
 
 function Call({ record, call, refused, about, depth }) {
@@ -167,20 +169,13 @@ const isRefused = (step) => Boolean(step?.asked?.answer) && !step.failure;
 
 const Problems = ({ of }) => <ul class="problems">{of.map((one, at) => <li key={at}><Text of={one} /></li>)}</ul>;
 
-function Entry({ kind, who, step, visit, tags, meta, children }) {
-  return (
-    <div class="turn">
-      <Kind kind={kind} large />
-      <div class="who">
-        {step ? <a href={stepLink(step.id)}>{who}</a> : <b>{who}</b>}
-        {visit > 1 && <span class="faint">×{visit}</span>}
-        {tags}
-        <span class="meta num">{meta}</span>
-      </div>
-      {children}
-    </div>
-  );
-}
+const Entry = ({ kind, who, step, visit, tags, meta, children }) => (
+  <div class="turn">
+    <Kind kind={kind} large />
+    <div class="who">{step ? <a href={stepLink(step.id)}>{who}</a> : <b>{who}</b>}{visit > 1 && <span class="faint">×{visit}</span>}{tags}<span class="meta num">{meta}</span></div>
+    {children}
+  </div>
+);
 
 // The inputs of a task: the text alone if there is one.
 function Task({ given }) {
@@ -205,18 +200,9 @@ function Refusal({ record, message, step }) {
   const problems = useValues(record, vid ? [vid] : []).get(vid);
   return (
     <Entry kind="check" who={step.node} step={step} visit={step.visit} meta={figures(record, step)}>
-      <div class="note wait">
-        <b>Refused the submitted output.</b>
-        {Array.isArray(problems) && problems.length ? <Problems of={problems} /> : <div><Content of={message.content} /></div>}
-      </div>
+      <div class="note wait"><b>Refused the submitted output.</b>{Array.isArray(problems) && problems.length ? <Problems of={problems} /> : <div><Content of={message.content} /></div>}</div>
     </Entry>
   );
-}
-
-function turnMeta(record, step) {
-  const sums = record.sums(step.id);
-  if (!sums?.calls) return step.seconds == null ? "" : duration(step.seconds);
-  return [tokens(sums.tokens), sums.cost != null && cost(sums.cost), duration(step.seconds)].filter(Boolean).join(" · ");
 }
 
 // A turn: what stands before the model's message, the thought, its calls, and what came after.
@@ -239,7 +225,7 @@ function Turn({ record, turn, messages, loading, about, depth }) {
     <>
       {said(before)}
       {(head || message) && (
-        <Entry kind="module" who={head?.node ?? message.name ?? "assistant"} step={head} visit={head?.visit} tags={<>{failures}{forced}</>} meta={head && turnMeta(record, head)}>
+        <Entry kind="module" who={head?.node ?? message.name ?? "assistant"} step={head} visit={head?.visit} tags={<>{failures}{forced}</>} meta={head && figures(record, head, true)}>
           {message?.content ? <div class="say"><Content of={message.content} /></div> : null}
           {!message && (loading ? <p class="soft" aria-busy="true">…</p> : <Silent record={record} step={head} />)}
           {callsOf(message, others, results).map((call, i) => <Call key={i} {...{ record, call, refused, about, depth }} />)}

@@ -42,14 +42,8 @@ function Editor({ id, outputs, texts, changed, problems, onTexts }) {
     const put = (now) => onTexts({ ...texts, [name]: now });
     return (
       <Line
-        key={name}
-        id={`out-${id}-${name}`}
+        key={name} {...{ id: `out-${id}-${name}`, rows: rowsFor(text), value: text, wrong: problems[name], onText: put, spellcheck: typeof value === "string" }}
         label={<><code>{name}</code> {changed.includes(name) && <Tag tone="ok">corrected</Tag>}</>}
-        rows={rowsFor(text)}
-        value={text}
-        spellcheck={typeof value === "string"}
-        wrong={problems[name]}
-        onText={put}
       >
         {changed.includes(name) && <Button small onClick={() => put(undefined)}>Put back what the run gave</Button>}
       </Line>

@@ -65,9 +65,7 @@ export const Fields = ({ of, known = [], out }) => of.map(([name, value], at) =>
 ));
 
 export const Calls = ({ of }) => of.map((call, at) => (
-  <Field key={at} name={call.function?.name ?? call.name ?? "call"} out>
-    <Value of={valueOf(call.function?.arguments ?? call.arguments ?? call.args ?? call)} />
-  </Field>
+  <Field key={at} name={call.function?.name ?? call.name ?? "call"} out><Value of={valueOf(call.function?.arguments ?? call.arguments ?? call.args ?? call)} /></Field>
 ));
 
 // A response as a list of {text, reasoning, calls, rest}: of several, or of one that has parts.

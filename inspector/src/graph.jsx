@@ -126,13 +126,9 @@ function Layer({ record, found, step, onSelect, onOpen }) {
       {drawing.edges.map((edge) => <Edge key={`${edge.source}\n${edge.target}`} edge={edge} times={way.edges.get(`${edge.source}\n${edge.target}`) ?? 0} />)}
       {drawing.nodes.map((node) => (
         <GraphNode
-          key={node.name}
-          node={node}
+          key={node.name} {...{ node, visits: way.nodes.get(node.name) ?? 0, step: way.last.get(node.name), onPick: pick(node.name) }}
           kind={kinds.get(node.name) ?? KINDS[node.shape] ?? node.shape}
-          visits={way.nodes.get(node.name) ?? 0}
-          step={way.last.get(node.name)}
           current={step.parent === around && node.name === step.node.replace(/^join:/, "")}
-          onPick={pick(node.name)}
           onOpen={opens.has(node.name) ? () => onOpen(opens.get(node.name)) : undefined}
         >
           {inner.has(node.name) && (

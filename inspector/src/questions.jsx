@@ -159,10 +159,7 @@ export function QuestionsPage({ params, about }) {
             {item && <Asked key={item.question.id} {...{ item, about, narrow }} mine={mine.includes(item.question.id)} onDone={done} />}
             {lost && <article class="asking"><h2>A question that was answered</h2><Answered thread={params.thread} run={params.run} id={params.id} /></article>}
             {!item && !lost && !busy && !error && (
-              <div class="nothing">
-                <h2>Nothing waits for an answer</h2>
-                <p>When a node of any run asks something, or a tool needs approval, it is shown here at once.</p>
-              </div>
+              <div class="nothing"><h2>Nothing waits for an answer</h2><p>When a node of any run asks something, or a tool needs approval, it is shown here at once.</p></div>
             )}
           </Boundary>
         </div>

@@ -64,11 +64,7 @@ function Row({ record, row, top, selected, onSelect, onToggle, x, all, verdict, 
   const took = when && step.kind !== "start" && step.kind !== "edit" && (inner || step.status !== "waiting") ? worked(all, when.from, when.till) : null;
   return (
     <div
-      id={`row-${step.id}`}
-      role="treeitem"
-      aria-level={depth + 1}
-      aria-expanded={inner ? open : undefined}
-      aria-selected={selected}
+      {...{ id: `row-${step.id}`, role: "treeitem", "aria-level": depth + 1, "aria-expanded": inner ? open : undefined, "aria-selected": selected }}
       class={["row", selected && "on", isBookkeeping(record, step) && "dim", step.status === "running" && "runs"].filter(Boolean).join(" ")}
       style={{ transform: `translateY(${top}px)` }}
       onClick={() => onSelect(step.id)}
@@ -194,11 +190,7 @@ export function Tree({ record, selected, onSelect, onEnter, query, setQuery, now
         <div class="space" role="none" style={{ height: `${rows.length * ROW}px` }}>
           {inSight.map((row, i) => (
             <Row
-              key={row.step.id}
-              {...{ record, row, onSelect, x, all }}
-              top={(from + i) * ROW}
-              selected={row.step.id === selected}
-              onToggle={toggle}
+              key={row.step.id} {...{ record, row, onSelect, onToggle: toggle, x, all, top: (from + i) * ROW, selected: row.step.id === selected }}
               verdict={values.get(verdictOf(record, row.step))}
               where={found?.hits.get(row.step.id)}
               now={record.sums(row.step.id).running ? now : 0}
