@@ -140,11 +140,13 @@ function Changes({ pair, a, b }) {
   if (!thereA || !thereB) return <p class="soft" aria-busy="true">…</p>;
   // What an edit has changed, if the other run has not edited it.
   const unedited = (record, step, values, name) => (step.kind === "edit" ? values.get(record.before(step.id).get(name)?.value) : undefined);
-  const before = (name) => (left ? partOf(a, left, name, valuesA) : unedited(b, right, valuesB, name));
-  const after = (name) => (right ? partOf(b, right, name, valuesB) : unedited(a, left, valuesA, name));
+  const both = (name) => ({
+    before: left ? partOf(a, left, name, valuesA) : unedited(b, right, valuesB, name),
+    after: right ? partOf(b, right, name, valuesB) : unedited(a, left, valuesA, name),
+  });
   return (
     <dl class="card">
-      {pair.changed.map((name) => <Field key={name} name={name}><Boundary what="This difference"><Diff before={before(name)} after={after(name)} /></Boundary></Field>)}
+      {pair.changed.map((name) => <Field key={name} name={name}><Boundary what="This difference"><Diff {...both(name)} /></Boundary></Field>)}
       {!pair.changed.length && <Field name="equal"><span class="soft">both did the same</span></Field>}
     </dl>
   );
@@ -163,12 +165,8 @@ function Row({ pair, a, b, most, open, onOpen }) {
       <button type="button" class="pair" aria-expanded={open} onClick={onOpen}>
         <span class="faint" aria-hidden="true">{open ? "▾" : "▸"}</span>
         <span class="pairname">
-          <Guides depth={pair.depth} />
-          <Kind kind={step.kind} />
-          <b class="one">{nameOf(step)}</b>
-          {step.visit > 1 && <span class="faint">×{step.visit}</span>}
-          {!left && <Tag tone="ok">only in B</Tag>}
-          {!right && <Tag tone="bad">only in A</Tag>}
+          <Guides depth={pair.depth} /><Kind kind={step.kind} /><b class="one">{nameOf(step)}</b>{step.visit > 1 && <span class="faint">×{step.visit}</span>}
+          {!left && <Tag tone="ok">only in B</Tag>}{!right && <Tag tone="bad">only in A</Tag>}
         </span>
         <span class="what one">{pair.changed.join(", ")}</span>
         <svg class="twobars" viewBox="0 0 92 14" aria-hidden="true">

@@ -17,20 +17,10 @@ const COME = 1;
 
 const changes = (parts) => parts.map((part) => [part.added ? COME : part.removed ? GONE : KEPT, part.value]);
 
-// How much of two texts is the same, at most: the words that both have, in any order.
+// How much of a text another one has too, at most: words in any order.
 function overlap(before, after) {
-  const words = new Map();
-  const all = (text) => tokens(text).filter((word) => word.trim());
-  for (const word of all(before)) words.set(word, (words.get(word) ?? 0) + 1);
-  let shared = 0;
-  for (const word of all(after)) {
-    const left = words.get(word) ?? 0;
-    if (left) {
-      shared += word.length;
-      words.set(word, left - 1);
-    }
-  }
-  return shared;
+  const words = new Set(tokens(before));
+  return tokens(after).reduce((all, word) => all + (words.has(word) ? word.trim().length : 0), 0);
 }
 
 const bulk = (text) => text.replace(/\s/g, "").length;

@@ -38,8 +38,7 @@ function Shape({ node }) {
 function GraphNode({ node, kind, visits, step, current, onPick, onOpen, children }) {
   const state = { failed: "bad", waiting: "asks", running: "runs" }[step?.status];
   const classes = ["gnode", visits ? "ran" : "idle", current && "current", state, node.inside && "open"].filter(Boolean).join(" ");
-  const facts = [node.word ? `${node.label} ${node.word}` : node.label, visits ? `ran ${plural(visits, "time")}` : "did not run", step?.status !== "done" && step?.status];
-  const words = facts.filter(Boolean).join(", ");
+  const words = [[node.label, node.word].filter(Boolean).join(" "), visits ? `ran ${plural(visits, "time")}` : "did not run", step?.status !== "done" && step?.status].filter(Boolean).join(", ");
   const [left, top, right] = [node.x - node.w / 2, node.y - node.h / 2, node.x + node.w / 2];
   const pressed = (act) => (event) => (event.key === "Enter" || event.key === " ") && (event.preventDefault(), act());
   return (
@@ -52,10 +51,7 @@ function GraphNode({ node, kind, visits, step, current, onPick, onOpen, children
       </g>
       {children}
       {visits > 1 && (
-        <g class="times" aria-hidden="true">
-          <rect x={right - 12} y={top - 9} width={16 + 6.5 * count(visits).length} height="17" rx="8.5" />
-          <text x={right - 4 + 3.25 * count(visits).length} y={top + 3.5}>×{count(visits)}</text>
-        </g>
+        <g class="times" aria-hidden="true"><rect x={right - 12} y={top - 9} width={16 + 6.5 * count(visits).length} height="17" rx="8.5" /><text x={right - 4 + 3.25 * count(visits).length} y={top + 3.5}>×{count(visits)}</text></g>
       )}
       {onOpen && (
         <g class="opens" role="button" tabindex={0} aria-expanded={Boolean(node.inside)} aria-label={`${node.inside ? "Close" : "Open"} the graph of ${node.name}`} onClick={onOpen} onKeyDown={pressed(onOpen)}>

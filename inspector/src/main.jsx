@@ -56,10 +56,7 @@ function Login({ error, onToken }) {
     <main id="main" class="login">
       <h1>This tab has no token</h1>
       <p><code>dspyer inspect</code> has printed an address with a token. Open that address, or paste it here.</p>
-      <form onSubmit={given}>
-        <Line id="token" label="Address or token" spellcheck={false} required value={text} onText={setText} />
-        <Button main type="submit">Open</Button>
-      </form>
+      <form onSubmit={given}><Line id="token" label="Address or token" spellcheck={false} required value={text} onText={setText} /><Button main type="submit">Open</Button></form>
       {error.status !== 401 && error.status !== 403 && <Problem error={error} />}
     </main>
   );

@@ -90,9 +90,9 @@ function Answered({ thread, run, id, mine }) {
       </div>
       {draft && !mine && (
         <section class="card draft" aria-label="Your draft">
-          <header><b>Your draft</b><span class="soft">it was not sent</span><span class="grow" />
-            <Button small onClick={() => navigator.clipboard?.writeText(draftText(draft))}>Copy</Button>
-            <Button small onClick={clear}>Throw away</Button>
+          <header>
+            <b>Your draft</b><span class="soft">it was not sent</span><span class="grow" />
+            <Button small onClick={() => navigator.clipboard?.writeText(draftText(draft))}>Copy</Button><Button small onClick={clear}>Throw away</Button>
           </header>
           <pre class="whole">{draftText(draft)}</pre>
         </section>

@@ -252,16 +252,10 @@ export function useRecord({ thread, run }) {
     (async () => {
       await get("record", params, signal).then((page) => whole(params, page, signal, show)).catch(failed);
       if (signal.aborted || !latest?.complete || embedded || (run && !OPEN.has(latest.run.status))) return;
-      let [busy, more] = [false, false];
-      const changed = async () => {
-        more = true;
-        if (busy) return;
-        busy = true;
-        while (more && !signal.aborted) {
-          more = false;
-          await renew().catch(failed);
-        }
-        busy = false;
+      let [asked, last] = [false, Promise.resolve()];
+      const changed = () => {
+        if (!asked) last = last.then(() => void (asked = false)).then(renew).catch(failed);
+        asked = true;
       };
       follow({ thread }, changed, failed, signal);
     })();

@@ -35,7 +35,7 @@ function layout(record, all, x, width, most, now) {
 
 const isBad = (step) => step.failed.length > 0 || step.status === "failed" || step.status === "unreadable";
 
-function Bar({ bar, selected, folds }) {
+function Bar({ bar, selected, folds, took }) {
   const { step, lane, a, b } = bar;
   const [y, wide] = [TOP + lane * LANE, Math.max(1.5, b - a - 1.5)];
   const name = nameOf(step);
@@ -45,6 +45,7 @@ function Bar({ bar, selected, folds }) {
   const from = under ? under.x + under.width : Math.max(a, 0);
   return (
     <g class={classes}>
+      <title>{name}{step.visit > 1 ? ` ×${step.visit}` : ""} · {took}</title>
       <rect x={a} y={y} width={wide} height={HIGH} rx="3" fill={hue(step.kind)} />
       {isBad(step) && <rect x={a} y={y} width="3" height={HIGH} rx="1" fill="var(--bad)" />}
       {b - from > name.length * 6.4 + 14 && <text x={from + 6} y={y + 8.8}>{name}</text>}
@@ -79,7 +80,6 @@ export function Strip({ record, selected, onSelect, now, lanes = 5 }) {
   const [drag, show] = useState(null);
   const dragged = useRef(null); // at once: a pointer may move and be lifted before the page is drawn again
   const setDrag = (value) => show((dragged.current = value));
-  const [over, setOver] = useState(null);
   const all = times(record, now);
   const x = useMemo(() => scale(all, Math.max(width, 50), view), [all, width, view]);
   const bars = useMemo(() => (width ? layout(record, all, x, width, lanes, now) : []), [record, x, width, lanes, all]);
@@ -107,10 +107,7 @@ export function Strip({ record, selected, onSelect, now, lanes = 5 }) {
     event.currentTarget.setPointerCapture(event.pointerId);
     setDrag({ from: at(event), to: at(event) });
   };
-  const move = (event) => {
-    if (dragged.current) setDrag({ ...dragged.current, to: at(event) });
-    else setOver(hit(event));
-  };
+  const move = (event) => dragged.current && setDrag({ ...dragged.current, to: at(event) });
   const up = (event) => {
     if (!dragged.current) return undefined;
     const [a, b] = [dragged.current.from, dragged.current.to].sort((one, other) => one - other);
@@ -128,10 +125,13 @@ export function Strip({ record, selected, onSelect, now, lanes = 5 }) {
       return to - from > 1e-5 && setView([from, to]);
     },
   });
-  const shown = over && !drag && span(record, over, now);
+  const durationOf = (step) => {
+    const { from, till } = span(record, step, now);
+    return duration(till - from);
+  };
   const thinOn = bars.find((bar) => bar.step.id === selected && bar.b - bar.a < THIN + 1);
   return (
-    <div class="strip" onPointerDown={down} onPointerMove={move} onPointerUp={up} onPointerCancel={() => setDrag(null)} onPointerLeave={() => setOver(null)} onDblClick={() => setView(null)}>
+    <div class="strip" onPointerDown={down} onPointerMove={move} onPointerUp={up} onPointerCancel={() => setDrag(null)} onDblClick={() => setView(null)}>
       <div ref={ref} class="stripbox" style={{ height: `${height + 3}px` }}>
         {width > 0 && all.till > all.from && (
           <svg width={width} height={height + 3} role="img" aria-label={`The run over time: ${duration(all.work)} of work`}>
@@ -143,7 +143,7 @@ export function Strip({ record, selected, onSelect, now, lanes = 5 }) {
             </defs>
             <Ticks all={all} x={x} width={width} height={height} />
             {thin.map(({ key, d, top, fill }) => <path key={key} d={d} fill={fill} class={top ? "sthin strong" : "sthin"} />)}
-            {wide.map((bar) => <Bar key={bar.step.id} bar={bar} selected={bar.step.id === selected} folds={x.folds} />)}
+            {wide.map((bar) => <Bar key={bar.step.id} bar={bar} selected={bar.step.id === selected} folds={x.folds} took={durationOf(bar.step)} />)}
             {x.folds.map((fold) => (
               <g key={fold.from} class="fold">
                 <rect x={fold.x + 1} y="14" width={Math.max(1, fold.width - 2)} height={height - 13} rx="3" fill="url(#hatch)" />
@@ -153,11 +153,6 @@ export function Strip({ record, selected, onSelect, now, lanes = 5 }) {
             {thinOn && <rect x={thinOn.a - 1} y={TOP + thinOn.lane * LANE - 1.5} width="4" height={HIGH + 3} rx="1.5" fill="var(--accent)" />}
             {drag && <rect class="drag" x={Math.min(drag.from, drag.to)} y="0" width={Math.abs(drag.to - drag.from)} height={height + 3} />}
           </svg>
-        )}
-        {shown && (
-          <div class="tip" style={{ left: `${Math.min(Math.max(0, x(shown.from)), Math.max(0, width - 260))}px`, top: `${height + 6}px` }}>
-            {nameOf(over)}{over.visit > 1 ? ` ×${over.visit}` : ""} · {duration(shown.till - shown.from)}
-          </div>
         )}
       </div>
       {view && <button type="button" class="btn small unzoom" onClick={() => setView(null)}>Whole run</button>}

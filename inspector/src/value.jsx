@@ -76,15 +76,9 @@ export function gist(value, most = INLINE) {
 
 function lineOf(value, most) {
   const list = Array.isArray(value);
-  const parts = [];
-  let size = 2;
-  for (const [key, item] of list ? value.entries() : Object.entries(value)) {
-    const text = `${list ? "" : `${key}: `}${isScalar(item) ? gist(item, most) : Array.isArray(item) ? `[${item.length}]` : "{…}"}`;
-    parts.push(text);
-    size += text.length + 2;
-    if (size > most) break;
-  }
-  return list ? `[${parts.join(", ")}]` : `{${parts.join(", ")}}`;
+  const part = ([key, item]) => `${list ? "" : `${key}: `}${isScalar(item) ? gist(item, most) : Array.isArray(item) ? `[${item.length}]` : "{…}"}`;
+  const text = Object.entries(value).slice(0, most).map(part).join(", ");
+  return list ? `[${text}]` : `{${text}}`;
 }
 
 // Numbers and short texts in one line: most lists are.
@@ -130,9 +124,7 @@ export function Copy({ of }) {
   };
   return (
     <button type="button" class="copy" aria-label={done ? "Copied" : "Copy"} title="Copy" onClick={copy}>
-      <svg viewBox="0 0 12 12" aria-hidden="true">
-        <path d={done ? "M2 6.5 5 9.5 10.5 3" : "M4 4h6.5v6.5H4zM1.5 8V1.5H8"} fill="none" stroke="currentColor" stroke-width="1.2" />
-      </svg>
+      <svg viewBox="0 0 12 12" aria-hidden="true"><path d={done ? "M2 6.5 5 9.5 10.5 3" : "M4 4h6.5v6.5H4zM1.5 8V1.5H8"} fill="none" stroke="currentColor" stroke-width="1.2" /></svg>
     </button>
   );
 }
