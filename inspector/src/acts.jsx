@@ -51,11 +51,10 @@ const RESUMABLE = new Set(["failed", "stopped", "crashed"]);
 export function RunActs({ run, about, onChanged }) {
   const [asking, setAsking] = useState(null);
   if (!canAct(about, run.graph)) return null;
-  const close = () => setAsking(null);
-  const work = (path, words) => async () => {
-    await post(path, { thread: run.thread });
-    announce(words);
-    close();
+  const work = async () => {
+    await post(asking, { thread: run.thread });
+    announce(asking === "stop" ? "The run was told to stop" : "The run was resumed");
+    setAsking(null);
     onChanged?.();
   };
   const asked = {
@@ -66,7 +65,7 @@ export function RunActs({ run, about, onChanged }) {
     <>
       {RESUMABLE.has(run.status) && <Button onClick={() => setAsking("resume")}>Resume</Button>}
       {run.status === "running" && <Button danger onClick={() => setAsking("stop")}>Stop</Button>}
-      {asking && <Confirm of={asked[asking]} onClose={close} work={work(asking, asking === "stop" ? "The run was told to stop" : "The run was resumed")} />}
+      {asking && <Confirm of={asked[asking]} onClose={() => setAsking(null)} work={work} />}
     </>
   );
 }

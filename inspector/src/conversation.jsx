@@ -178,11 +178,11 @@ const Entry = ({ kind, who, step, visit, tags, meta, children }) => (
 );
 
 // The inputs of a task: the text alone if there is one.
-function Task({ given }) {
-  const names = Object.keys(given);
-  if (names.length === 1) return <div class="say"><Value of={given[names[0]]} /></div>;
-  return <dl class="card fields">{names.map((name) => <Field key={name} name={name}><Value of={given[name]} /></Field>)}</dl>;
-}
+const Task = ({ given: { ...given } }) => Object.keys(given).length === 1 ? (
+  <div class="say"><Value of={Object.values(given)[0]} /></div>
+) : (
+  <dl class="card fields">{Object.entries(given).map(([name, value]) => <Field key={name} name={name}><Value of={value} /></Field>)}</dl>
+);
 
 function Said({ record, message, step }) {
   if (isTask(message)) return <Entry kind="user" who="task"><Task given={message.turn} /></Entry>;
@@ -273,9 +273,7 @@ function Talk({ record, agent, about, depth = 0 }) {
       {pages && <div class="pager">{pages}</div>}
       {earlier.length > 0 && !first && <Earlier record={record} messages={earlier} />}
       {shown.map((turn) => (
-        <Boundary key={turn.head?.id ?? "task"} what="This turn" of={record.position}>
-          <Turn record={record} turn={turn} messages={messages.get(turn)} loading={missing(turn)} about={about} depth={depth} />
-        </Boundary>
+        <Boundary key={turn.head?.id ?? "task"} what="This turn" of={record.position}><Turn {...{ record, turn, about, depth }} messages={messages.get(turn)} loading={missing(turn)} /></Boundary>
       ))}
       {!turns.length && !lists.length && <p class="soft">The agent has not begun yet.</p>}
     </div>

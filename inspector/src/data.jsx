@@ -184,9 +184,8 @@ export function DataPage({ params }) {
             <ol ref={list}>
               {items.map((example, index) => {
                 const { step } = example;
-                const shown = { example, index, chosen: draft.chosen.includes(step), texts: draft.texts[step], open: open.includes(step) };
-                const choose = () => setDraft({ ...draft, chosen: toggle(draft.chosen, step) });
-                return <Example key={step} {...shown} onChoose={choose} onTexts={(texts) => put(step, texts)} onOpen={() => setOpen(toggle(open, step))} />;
+                const on = { onChoose: () => setDraft({ ...draft, chosen: toggle(draft.chosen, step) }), onTexts: (texts) => put(step, texts), onOpen: () => setOpen(toggle(open, step)) };
+                return <Example key={step} {...{ example, index, ...on }} chosen={draft.chosen.includes(step)} texts={draft.texts[step]} open={open.includes(step)} />;
               })}
             </ol>
           </section>

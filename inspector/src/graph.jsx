@@ -1,6 +1,6 @@
 // The graph that a step is part of, with the path taken: elements made here from the positions in the record.
 
-import { useLayoutEffect, useMemo, useRef, useState } from "preact/hooks";
+import { useLayoutEffect, useMemo, useState } from "preact/hooks";
 import { count, plural } from "./format.js";
 import { useWidth } from "./hooks.js";
 import { Button, hue } from "./parts.jsx";

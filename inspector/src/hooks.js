@@ -75,13 +75,18 @@ export function useListed(path, filter, { data, error, busy, current }, idOf) {
   return { ...state, items, fresh, error: error ?? state.problem, busy: busy || (Boolean(data) && state.key !== key), more, restart };
 }
 
-// What a browser keeps for the page. A file opened from disk may have no storage: then nothing is kept.
-export function stored(name, value) {
+function stored(name, value) {
   try {
     return value === undefined ? localStorage.getItem(name) : localStorage.setItem(name, value);
   } catch {
-    return null;
+    return null; // a file opened from disk may have no storage: then nothing is kept
   }
+}
+
+// What a browser keeps for the page: [value, put].
+export function useStored(name, initial) {
+  const [value, setValue] = useState(() => stored(name) ?? initial);
+  return [value, (now) => (setValue(now), stored(name, now))];
 }
 
 export function useMedia(query) {

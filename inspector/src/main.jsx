@@ -6,24 +6,14 @@ import { embedded, LOCKED, prepare, setToken } from "./api.js";
 import { Bar, Shell } from "./bar.jsx";
 import { ComparePage } from "./compare.jsx";
 import { DataPage } from "./data.jsx";
-import { stored, useAnswer, useKeys } from "./hooks.js";
+import { useAnswer, useKeys, useStored } from "./hooks.js";
 import { Boundary, Button, Dialog, Line, Problem } from "./parts.jsx";
 import { QuestionsPage } from "./questions.jsx";
 import { useRoute } from "./route.js";
 import { RunPage } from "./run.jsx";
 import { RunsPage } from "./runs.jsx";
 
-const THEME = "dspyer-theme";
 const THEMES = ["system", "light", "dark"];
-
-function useTheme() {
-  const [theme, setTheme] = useState(() => stored(THEME) ?? "system");
-  useEffect(() => {
-    document.documentElement.dataset.theme = theme;
-    stored(THEME, theme);
-  }, [theme]);
-  return [theme, () => setTheme(THEMES[(THEMES.indexOf(theme) + 1) % THEMES.length])];
-}
 
 const KEYS = [
   ["↑ ↓ or j, k", "the entry above and below"],
@@ -72,11 +62,13 @@ function View({ page, params, about }) {
 
 function App() {
   const { page, params } = useRoute();
-  const [theme, nextTheme] = useTheme();
+  const [theme, setTheme] = useStored("dspyer-theme", "system");
+  const nextTheme = () => setTheme(THEMES[(THEMES.indexOf(theme) + 1) % THEMES.length]);
   const [help, setHelp] = useState(false);
   const [tries, setTries] = useState(0);
   const { data: about, error } = useAnswer("about", {}, { version: tries });
   const again = () => setTries((n) => n + 1);
+  useEffect(() => void (document.documentElement.dataset.theme = theme), [theme]);
   useEffect(() => {
     addEventListener(LOCKED, again);
     return () => removeEventListener(LOCKED, again);

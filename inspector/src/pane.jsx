@@ -78,9 +78,7 @@ function Acts({ record, step, about }) {
     <>
       {acts && <Rerun record={record} step={step} about={about} />}
       {acts && <CopyEdited record={record} step={step} about={about} />}
-      {step.lm.length > 0 && step.status === "done" && (
-        <a class="btn small" href={href("data", { node: path, thread: run.thread, run: run.id, step: step.id })}>Add to data set</a>
-      )}
+      {step.lm.length > 0 && step.status === "done" && <a class="btn small" href={href("data", { node: path, thread: run.thread, run: run.id, step: step.id })}>Add to data set</a>}
     </>
   );
 }
@@ -93,11 +91,7 @@ export function Pane({ record, step, tab, onTab, onSelect, onBack, about, now })
   const around = record.around(step.id);
   return (
     <div class="pane" data-step={step.id}>
-      {around.length > 0 && (
-        <nav class="path" aria-label="Around this step">
-          {around.map((one) => <span key={one.id}><button type="button" class="link" onClick={() => onSelect(one.id)}>{nameOf(one)}</button> / </span>)}
-        </nav>
-      )}
+      {around.length > 0 && <nav class="path" aria-label="Around this step">{around.map((one) => <span key={one.id}><button type="button" class="link" onClick={() => onSelect(one.id)}>{nameOf(one)}</button> / </span>)}</nav>}
       <div class="head">
         <Button small class="back" onClick={onBack}>‹ Steps</Button>
         <Kind kind={step.kind} large />
@@ -118,9 +112,7 @@ export function Pane({ record, step, tab, onTab, onSelect, onBack, about, now })
       {step.parent === null && step.id === record.inside(null).at(-1)?.id && <Messages record={record} messages={record.run.unread} words="not taken yet" />}
       <Tabs label="What is shown of the step" tabs={tabs} selected={shown.id} onSelect={onTab} />
       <div id="panel" role="tabpanel" aria-labelledby={`tab-${shown.id}`} tabIndex={0}>
-        <Boundary what={shown.name} of={`${step.id} ${shown.id} ${record.position}`}>
-          <shown.View record={record} step={step} about={about} onSelect={onSelect} />
-        </Boundary>
+        <Boundary what={shown.name} of={`${step.id} ${shown.id} ${record.position}`}><shown.View {...{ record, step, about, onSelect }} /></Boundary>
       </div>
     </div>
   );

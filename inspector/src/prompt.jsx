@@ -148,21 +148,12 @@ function Called({ record, step, about: known, calls, at, reads }) {
 }
 
 function Missing({ record: { run: { hidden, lm_calls: kept } } }) {
-  if (kept !== "full" && kept !== "function") {
-    return (
-      <div class="note">
-        <b>Prompts and responses of this run are not recorded.</b>
-        <p>Programs that are compiled with <code>record_lm_calls="full"</code> keep them: <code>graph.compile(store=…, record_lm_calls="full")</code></p>
-      </div>
-    );
-  }
-  if (!hidden) return <div class="note"><b>Of these calls no prompt is there.</b></div>;
-  return (
-    <div class="note">
-      <b>Prompts and responses of this run are hidden.</b>
-      <p>Its program redacts {hidden === "function" ? "by a function" : rulesOf(hidden)}. A function as <code>record_lm_calls=</code> decides what of them may be shown.</p>
-    </div>
-  );
+  const without = <>Programs that are compiled with <code>record_lm_calls="full"</code> keep them: <code>graph.compile(store=…, record_lm_calls="full")</code></>;
+  const rule = hidden && (hidden === "function" ? "by a function" : rulesOf(hidden));
+  const redacted = <>Its program redacts {rule}. A function as <code>record_lm_calls=</code> decides what of them may be shown.</>;
+  const recorded = kept === "full" || kept === "function";
+  const [title, why] = !recorded ? ["Prompts and responses of this run are not recorded.", without] : hidden ? ["Prompts and responses of this run are hidden.", redacted] : ["Of these calls no prompt is there."];
+  return <div class="note"><b>{title}</b>{why && <p>{why}</p>}</div>;
 }
 
 function Predictor({ record, step, about: known, calls, name }) {

@@ -9,7 +9,7 @@ import { announce, useAnswer, useMedia, useNow, useTitle } from "./hooks.js";
 import { Boundary, Button, Field, Kind, Problem, Tag, Time, useListKeys } from "./parts.jsx";
 import { useRecord } from "./record.js";
 import { go, href } from "./route.js";
-import { Text, Value, ValueOf } from "./value.jsx";
+import { Text, Value } from "./value.jsx";
 
 const SOON = 300; // milliseconds between two looks
 

@@ -5,7 +5,7 @@ import { RunActs } from "./acts.jsx";
 import { embedded } from "./api.js";
 import { Bar } from "./bar.jsx";
 import { amount, cost, count, duration, sum } from "./format.js";
-import { announce, stored, useKeys, useMedia, useNow, useTitle } from "./hooks.js";
+import { announce, useKeys, useMedia, useNow, useStored, useTitle } from "./hooks.js";
 import { nameOf } from "./names.js";
 import { Pane } from "./pane.jsx";
 import { Boundary, Problem, Status, Tag } from "./parts.jsx";
@@ -48,18 +48,6 @@ function firstOf(record) {
 }
 
 const WIDE = "(min-width: 761px)";
-const SPLIT = "dspyer-split";
-
-function useSplit() {
-  const [share, setShare] = useState(() => Number(stored(SPLIT)) || 44);
-  const put = (value) => {
-    const kept = Math.round(Math.max(24, Math.min(70, value)) * 10) / 10;
-    setShare(kept);
-    stored(SPLIT, String(kept));
-  };
-  return [share, put];
-}
-
 function Split({ share, onMove }) {
   const down = (event) => {
     event.preventDefault();
@@ -92,7 +80,8 @@ export function RunPage({ params, about }) {
   const { record, error, busy, again } = useRecord({ thread, run });
   const wide = useMedia(WIDE);
   const now = useNow(Boolean(record) && record.run.status === "running", 500);
-  const [share, setShare] = useSplit();
+  const [kept, keep] = useStored("dspyer-split", 44);
+  const share = Number(kept);
   const [query, setQuery] = useState("");
   const side = useRef(null);
   // What was shown first stays selected when the run goes on.
@@ -132,7 +121,7 @@ export function RunPage({ params, about }) {
         {record && (
           <>
             <Boundary what="The tree" of={record}><Tree {...{ record, selected, query, setQuery, now }} onSelect={select} onEnter={() => side.current?.focus()} /></Boundary>
-            <Split share={share} onMove={setShare} />
+            <Split share={share} onMove={(to) => keep(Math.round(Math.max(24, Math.min(70, to)) * 10) / 10)} />
             <section class="right" ref={side} tabIndex={-1} aria-label={step ? `Step ${nameOf(step)}` : "Step"}>
               {step && <Boundary what="This step" of={`${selected} ${record.position}`}><Pane key={selected} {...{ record, step, tab, about, now }} onTab={setTab} onSelect={select} onBack={back} /></Boundary>}
               {!step && <p class="empty">{record.steps.length ? "Choose a step." : "The run has no step yet."}</p>}
