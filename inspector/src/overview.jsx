@@ -36,7 +36,7 @@ function Bars({ buckets, parts, label, at, onAt, onPick }) {
   );
 }
 
-const percent = (part, whole) => (whole ? `${Math.round((100 * part) / whole)} %` : "0 %");
+const percent = (part, whole) => (whole ? `${Number(((100 * part) / whole).toPrecision(2))} %` : "0 %");
 
 function Charts({ data, at, onAt, onPick }) {
   const { buckets } = data;
@@ -54,7 +54,7 @@ function Charts({ data, at, onAt, onPick }) {
     {
       name: "Time",
       figure: duration(one.p50),
-      more: `half of them; 95 % within ${duration(one.p95)}`,
+      more: `median; 95 % in ${duration(one.p95)}`,
       parts: (b) => [[b.p50 ?? 0, "var(--map)"], [Math.max(0, (b.p95 ?? 0) - (b.p50 ?? 0)), "color-mix(in srgb, var(--map) 35%, transparent)"]],
       label: `Time over time: half of the runs took ${duration(data.p50)}, 95 % at most ${duration(data.p95)}`,
     },
