@@ -255,12 +255,8 @@ function Steps({ pairs: given, a, b }) {
             <>
               <li key={key} class="pairline">
                 <button type="button" class="equals" aria-expanded={open.has(key)} onClick={() => toggle(key)}>
-<<<<<<< HEAD
                   <span class="faint" aria-hidden="true">{open.has(key) ? "▾" : "▸"}</span>
-                  {Array.from({ length: Math.min(names[0].depth, 8) }, (_, i) => <span class="guide" key={i} />)}
-=======
                   <Guides depth={names[0].depth} />
->>>>>>> main
                   <span class="one">{plural(names.length, "equal step")}: {names.slice(0, NAMES).map(({ b: id }) => nameOf(b.step(id))).join(", ")}{names.length > NAMES && ", …"}</span>
                 </button>
               </li>

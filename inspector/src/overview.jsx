@@ -33,60 +33,20 @@ function Bars({ stacks, buckets, label, at, onAt, onPick }) {
   );
 }
 
-<<<<<<< HEAD
-const percent = (part, whole) => (whole ? `${Number(((100 * part) / whole).toPrecision(2))} %` : "0 %");
-=======
 // The charts: [name, figure, what is said below it, the bar of a bucket].
 const CHARTS = [
-  ["Runs", (b) => count(b.runs), (b) => (b.failed ? `${count(b.failed)} failed, ${Math.round((100 * b.failed) / b.runs)} %` : "none failed"),
+  ["Runs", (b) => count(b.runs), (b) => (b.failed ? `${count(b.failed)} failed, ${Number(((100 * b.failed) / b.runs).toPrecision(2))} %` : "none failed"),
     (b) => [[b.failed, "var(--bad)"], [b.runs - b.failed, "var(--accent)"]]],
-  ["Time", (b) => duration(b.p50), (b) => `half of them; 95 % within ${duration(b.p95)}`,
+  ["Time", (b) => duration(b.p50), (b) => `median; 95 % in ${duration(b.p95)}`,
     (b) => [[b.p50, "var(--map)"], [Math.max(0, b.p95 - b.p50), "color-mix(in srgb, var(--map) 35%, transparent)"]]],
   ["Tokens", (b) => count(sum(b.tokens)), (b) => `${count(b.tokens[0])} in, ${count(b.tokens[1])} out`, (b) => [[sum(b.tokens), "var(--lm)"]]],
   ["Cost", (b) => cost(b.cost), (b) => (b.cost == null ? "a model has no price" : b.runs ? `${cost(b.cost / b.runs)} a run` : " "), (b) => [[b.cost, "var(--tool)"]]],
 ];
->>>>>>> main
 
 function Charts({ data, onPick }) {
   const { buckets } = data;
-<<<<<<< HEAD
-  const one = at == null ? data : buckets[at];
-  const range = at == null ? null : when(buckets[at].since);
-  const chart = { buckets, at, onAt, onPick };
-  const cards = [
-    {
-      name: "Runs",
-      figure: count(one.runs),
-      more: one.failed ? <span class="bad">{count(one.failed)} failed, {percent(one.failed, one.runs)}</span> : "none failed",
-      parts: (b) => [[b.failed, "var(--bad)"], [b.runs - b.failed, "var(--accent)"]],
-      label: `Runs over time: ${plural(data.runs, "run")}, ${count(data.failed)} failed`,
-    },
-    {
-      name: "Time",
-      figure: duration(one.p50),
-      more: `median; 95 % in ${duration(one.p95)}`,
-      parts: (b) => [[b.p50 ?? 0, "var(--map)"], [Math.max(0, (b.p95 ?? 0) - (b.p50 ?? 0)), "color-mix(in srgb, var(--map) 35%, transparent)"]],
-      label: `Time over time: half of the runs took ${duration(data.p50)}, 95 % at most ${duration(data.p95)}`,
-    },
-    {
-      name: "Tokens",
-      figure: count(total(one.tokens)),
-      more: Array.isArray(one.tokens) ? `${count(one.tokens[0])} in, ${count(one.tokens[1])} out` : " ",
-      parts: (b) => [[total(b.tokens), "var(--lm)"]],
-      label: `Tokens over time: ${count(total(data.tokens))}`,
-    },
-    {
-      name: "Cost",
-      figure: one.cost == null ? "–" : cost(one.cost),
-      more: one.cost == null ? "a model has no price" : one.runs ? `${cost(one.cost / one.runs)} a run` : " ",
-      parts: (b) => [[b.cost ?? 0, "var(--tool)"]],
-      label: `Cost over time: ${data.cost == null ? "unknown" : cost(data.cost)}`,
-    },
-  ];
-=======
   const [at, setAt] = useState(null);
   const one = buckets[at] ?? data;
->>>>>>> main
   return (
     <div class="charts card">
       {CHARTS.map(([name, figure, more, parts]) => (
