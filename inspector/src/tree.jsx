@@ -61,7 +61,7 @@ function Row({ record, row, top, selected, onSelect, onToggle, x, all, verdict, 
   const when = span(record, step, now);
   const bar = when && step.kind !== "start" && isOwn(record, step) && barOf(x, when);
   const [used, hint] = [sum(total.tokens), hintOf(step)];
-  const took = when && step.kind !== "start" && step.kind !== "edit" && (inner || step.status !== "waiting") ? worked(all, when.from, when.till) : null;
+  const spent = when && step.kind !== "start" && step.kind !== "edit" && (inner || step.status !== "waiting") ? duration(worked(all, when.from, when.till)) : "";
   return (
     <div
       {...{ id: `row-${step.id}`, role: "treeitem", "aria-level": depth + 1, "aria-expanded": inner ? open : undefined, "aria-selected": selected }}
@@ -83,7 +83,7 @@ function Row({ record, row, top, selected, onSelect, onToggle, x, all, verdict, 
         {bar && <i class="tbar" style={{ ...bar, background: hue(step.kind) }} />}
       </div>
       <div class="r num">{used ? amount(used) : ""}</div>
-      <div class="r num">{took === null ? "" : duration(took)}</div>
+      <div class="r num" key={`took ${spent}`}>{spent}</div>
     </div>
   );
 }
@@ -92,7 +92,7 @@ const BARS = 150; // pixels of the bars in the rows
 
 function barOf(x, { from, till }) {
   const left = Math.max(0, Math.min(x(from), BARS - 2));
-  return { left: `${left}px`, width: `${Math.max(2, Math.min(x(till), BARS) - left)}px` };
+  return { transform: `translateX(${left}px)`, width: `${Math.max(2, Math.min(x(till), BARS) - left)}px` };
 }
 
 export function Tree({ record, selected, onSelect, onEnter, query, setQuery, now }) {
