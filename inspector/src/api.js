@@ -1,6 +1,7 @@
 // Answers: from the record inside of the page (a run as a file), else from the server that sent the page.
 
 import { parseAnswer, parseJSON, parseValue } from "./numbers.js";
+import { href } from "./route.js";
 
 export const LOCKED = "dspyer-locked";
 
@@ -59,16 +60,6 @@ export async function prepare() {
   await Promise.race([answered, new Promise((done) => setTimeout(done, 150))]);
 }
 
-function address(path, params) {
-  const query = new URLSearchParams();
-  for (const [name, value] of Object.entries(params ?? {})) {
-    if (Array.isArray(value)) for (const one of value) query.append(name, one);
-    else if (value !== undefined && value !== null && value !== "") query.set(name, value);
-  }
-  const text = query.toString();
-  return `api/${path}${text ? `?${text}` : ""}`;
-}
-
 // Answers with values keep numbers as they were written.
 const PARSERS = { values: parseValue, questions: parseAnswer, examples: parseAnswer };
 
@@ -88,7 +79,7 @@ async function answer(response, parse = parseJSON) {
 async function request(path, params, options) {
   let response;
   try {
-    response = await fetch(address(path, params), {
+    response = await fetch(href(path, params ?? {}, "api/"), {
       ...options,
       headers: { "X-Dspyer-Token": token() ?? "", ...options?.headers },
       credentials: "omit",

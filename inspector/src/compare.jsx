@@ -80,11 +80,10 @@ function promptOf(step, name, values) {
 }
 
 function answerText(asked, values) {
-  const { answer } = asked ?? {};
-  if (!answer) return undefined;
-  const value = values.get(answer.value);
-  const words = verdict(asked, value) ?? (typeof value === "string" ? value : JSON.stringify(value));
-  return `${words}${answer.by ? ` by ${answer.by}` : ""}${answer.comment ? `: “${beginning(answer.comment)}”` : ""}`;
+  const { value: id, by, comment } = asked?.answer ?? {};
+  if (!asked?.answer) return undefined;
+  const value = values.get(id);
+  return `${verdict(asked, value) ?? (typeof value === "string" ? value : JSON.stringify(value))}${by ? ` by ${by}` : ""}${comment ? `: “${beginning(comment)}”` : ""}`;
 }
 
 // What was said in a step: the messages that it added, else the responses of its models.
@@ -105,16 +104,11 @@ const withoutMarks = (text) => text.replace(/^\[\[ ## completed ## \]\]\s*$/m, "
 function partOf(record, step, name, values) {
   if (name in step.wrote) return values.get(step.wrote[name].value);
   if (name.startsWith("prompt")) return promptOf(step, name.slice("prompt: ".length), values);
-  const special = {
-    result: () => step.call?.error ?? values.get(step.call?.result),
-    args: () => step.call?.args,
-    question: () => beginning(step.asked?.text),
-    answer: () => answerText(step.asked, values),
-    says: () => saysOf(record, step, values),
-    status: () => step.status,
-    failure: () => step.failure && `${step.failure.type}: ${beginning(step.failure.message)}`,
-  };
-  return special[name]?.();
+  const found = {
+    result: () => step.call?.error ?? values.get(step.call?.result), args: () => step.call?.args, says: () => saysOf(record, step, values), status: () => step.status,
+    question: () => beginning(step.asked?.text), answer: () => answerText(step.asked, values), failure: () => step.failure && `${step.failure.type}: ${beginning(step.failure.message)}`,
+  }[name];
+  return found?.();
 }
 
 // The ids of the values that changes of a step are made of. An edit that one run has alone is compared with the values before it.

@@ -11,12 +11,7 @@ import { Text, Value, ValueOf, usePages } from "./value.jsx";
 
 const TURNS = 25; // of a page
 const DEEPEST = 4; // conversations inside of conversations
-const REASONS = {
-  max_turns: "had to submit: it was the last turn",
-  parse_error: "had to submit: the answer before could not be read",
-  empty_tool_calls: "had to submit: it called nothing",
-  context_window_exceeded: "had to submit: the prompt was too long",
-};
+const REASONS = { max_turns: "it was the last turn", parse_error: "the answer before could not be read", empty_tool_calls: "it called nothing", context_window_exceeded: "the prompt was too long" };
 
 const modesOf = (graph) => new Set((graph?.nodes ?? []).filter((node) => node.label === "mode").map((node) => node.name));
 
@@ -220,7 +215,7 @@ function Turn({ record, turn, messages, loading, about, depth }) {
   const refused = after.some((one) => one.role === "user" && byId.get(stepOf(one))?.kind === "check");
   const others = head ? steps.filter((step) => step !== head) : steps.filter((step) => step.kind === "tool" || (step.kind === "agent" && step.call));
   const failures = head?.failed.length > 0 && <Tag tone="bad">{plural(head.failed.length, "failed attempt")}</Tag>;
-  const forced = message?.forced && <Tag tone="wait">{REASONS[message.forced] ?? message.forced}</Tag>;
+  const forced = message?.forced && <Tag tone="wait">had to submit: {REASONS[message.forced] ?? message.forced}</Tag>;
   return (
     <>
       {said(before)}

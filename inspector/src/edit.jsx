@@ -121,10 +121,8 @@ function CopyForm({ record, step, onClose }) {
       <label class="check"><input type="checkbox" checked={resume} onChange={(event) => setResume(event.target.checked)} />Run it at once: its nodes may call models, which costs money</label>
       {error && <Problem error={error} />}
       <footer>
-        <span class="soft">{changed ? `${plural(changed, "field")} changed` : "nothing changed"}</span>
-        <span class="grow" />
-        <Button onClick={onClose}>Cancel</Button>
-        <button type="submit" class="btn main" disabled={busy}>{busy ? "…" : resume ? "Copy and run" : "Copy"}</button>
+        <span class="soft">{changed ? `${plural(changed, "field")} changed` : "nothing changed"}</span><span class="grow" />
+        <Button onClick={onClose}>Cancel</Button><Button main type="submit" disabled={busy}>{busy ? "…" : resume ? "Copy and run" : "Copy"}</Button>
       </footer>
     </form>
   );

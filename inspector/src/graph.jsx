@@ -78,9 +78,7 @@ function Edge({ edge, times }) {
 }
 
 const Tip = ({ id, on }) => (
-  <marker id={id} viewBox="0 0 8 8" refX="7" refY="4" markerWidth="7" markerHeight="7" markerUnits="userSpaceOnUse" orient="auto-start-reverse">
-    <path d="M0 0.8 L7.5 4 L0 7.2 z" class={on ? "tiphead on" : "tiphead"} />
-  </marker>
+  <marker id={id} viewBox="0 0 8 8" refX="7" refY="4" markerWidth="7" markerHeight="7" markerUnits="userSpaceOnUse" orient="auto-start-reverse"><path d="M0 0.8 L7.5 4 L0 7.2 z" class={on ? "tiphead on" : "tiphead"} /></marker>
 );
 
 // What is drawn of the graph right inside of a step: {drawing, way, around}; of each node, the step that it stands for.

@@ -55,10 +55,6 @@ export class Record {
     return this.steps[this.#index.places.get(id)];
   }
 
-  place(id) {
-    return this.#index.places.get(id) ?? -1;
-  }
-
   // The steps right inside of one, or of the run (null), in order.
   inside(id) {
     return this.#index.children.get(id) ?? [];

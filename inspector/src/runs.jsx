@@ -111,14 +111,12 @@ function Row({ info, chosen, onChoose }) {
   );
 }
 
+const SHOWN = 'program = graph.compile(store="runs.db")\nprogram.thread("t-42").run(...)';
+
 const Nothing = ({ params }) => FILTERS.some((name) => params[name]) ? (
   <div class="nothing"><h2>Nothing fits</h2><p>No run fits these filters. <a href={href("runs")}>Show every run</a></p></div>
 ) : (
-  <div class="nothing">
-    <h2>No runs yet</h2>
-    <p>A run on a thread is stored, and is shown here while it runs:</p>
-    <pre>{'program = graph.compile(store="runs.db")\nprogram.thread("t-42").run(...)'}</pre>
-  </div>
+  <div class="nothing"><h2>No runs yet</h2><p>A run on a thread is stored, and is shown here while it runs:</p><pre>{SHOWN}</pre></div>
 );
 
 function Chosen({ chosen, onClear }) {
