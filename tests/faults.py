@@ -223,7 +223,7 @@ FAULTS: tuple[Fault, ...] = (
     ),
     Fault(
         name="items_of_a_send_counted_in_the_state",
-        file="dspyer/record/items.py",
+        file="dspyer/record/making.py",
         old="(sent if mapped.over in sent else state)",
         new="(state)",
         loss="Of a map that a Send has given its own list, items() would tell another number than it works on.",
@@ -496,8 +496,8 @@ FAULTS: tuple[Fault, ...] = (
     Fault(
         name="span_of_failed_attempt_unredacted",
         file="dspyer/tracing/spans.py",
-        old="elif self._hidden.redactors:  # what must",
-        new="elif self._hidden.redactors and not self.is_outermost:  # what must",
+        old="error, hides=bool(self._hidden.redactors))",
+        new="error, hides=bool(self._hidden.redactors) and not self.is_outermost)",
         loss="the span of a failed attempt or item exports the exception's text although redact= hides it",
         tests=("tests/runtime/test_spans.py", "tests/runtime"),
     ),

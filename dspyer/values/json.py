@@ -230,6 +230,12 @@ def _encode_dtype(dtype: Any) -> Any:
     return dtype.str if dtype.names is None else encode(freeze(dtype.descr))
 
 
+def model_parts(encoded: dict[str, Any]) -> dict[str, Any]:
+    """The attributes in the JSON form of a model, extra ones too; what it has besides is under names with a `$`."""
+    found = {name: part for name, part in encoded.items() if name not in ("$set", "$private", "$extra")}
+    return {**found, **(encoded.get("$extra") or {})}
+
+
 # --- decoding
 
 OnUnknown = Callable[[dict[str, Any], Exception], Any]
@@ -401,3 +407,21 @@ _READERS: dict[str, Callable[[Any], Any]] = {
     "float": float,
     **{name: read for name, _, read in _SCALARS.values()},
 }
+
+
+def plain(encoded: Any) -> Any:
+    """A JSON form of a value (`values.json.encode`) without the names of types: what a reader shows."""
+    if type(encoded) is list:
+        return [plain(item) for item in encoded]
+    if type(encoded) is not dict:
+        return encoded
+    if TAG not in encoded:
+        return {key: plain(item) for key, item in encoded.items()}
+    value: Any = encoded.get("value")
+    if encoded[TAG] in ("datetime", "time"):
+        return value[0]
+    if encoded[TAG] in ("dict", "patch"):
+        pairs = [(plain(key), plain(item)) for key, item in value]
+        return dict(pairs) if all(type(key) is str for key, _ in pairs) else [list(pair) for pair in pairs]
+    found = plain(value)
+    return model_parts(found) if encoded[TAG] == "model" and type(found) is dict else found
