@@ -83,7 +83,7 @@ def fill(path: str) -> CompiledGraph:
             late.resume(yes)
         origin = program.thread("origin")
         origin.run({"text": "a card from the sea"})
-        time.sleep(0.25)  # long enough to be a pause on the page
+        time.sleep(0.05)  # so long that the page shows it
         origin.resume(yes, by="ada", comment="nice")
         copy = origin.copy("origin-short", at=0, patch={"tone": "short"})
         copy.resume()
