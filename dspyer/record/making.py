@@ -501,7 +501,7 @@ class _Maker:
             for call in facts.calls:
                 self._add(self._place(call.execution), call.node, "lm", self._shown_call(call))
             for post in facts.posts:
-                shown = post if self._redactor is None else self._redactor.post(post)
+                shown = post if self._redactor is None else self._redactor.shown(post)
                 self._add(post.execution, post.node, "posts", shown)
             for asked in facts.asked.values():
                 self._ask(asked)
@@ -609,7 +609,7 @@ class _Maker:
         shown = changed(commit, id=self._of.id_of(local), parents=tuple(parents))
         self._raw[local] = commit
         if hidden is not None:
-            shown, conflicts = hidden.commit(shown), tuple(map(hidden.conflict, conflicts))
+            shown, conflicts = hidden.shown(shown), tuple(map(hidden.shown, conflicts))
             wrote = {field: one._replace(value=self._shown(field, one.value)) for field, one in wrote.items()}
         self._fields[local] = {
             "id": shown.id,
