@@ -13,7 +13,7 @@ from typing import Any
 
 from dspyer.display.graph_svg import drawing_of
 from dspyer.record import DrawnGraph, Record
-from dspyer.record.written import RecordWriter
+from dspyer.record.record import RecordWriter
 
 PAGE = Path(__file__).parent / "page"
 

@@ -28,7 +28,7 @@ from dspyer.display import drawn_graphs
 from dspyer.errors import ThreadError, error_text
 from dspyer.inspector.json_answers import RefusedError, number, read_in_thread, text_of
 from dspyer.record import Record, StepExamples, examples_of
-from dspyer.record.written import RecordWriter
+from dspyer.record.record import RecordWriter
 
 logger = logging.getLogger("dspyer")
 
@@ -200,7 +200,7 @@ class Reading:
         after = query.get("after", "")
         with shown.lock:
             found = shown.changes(record, after) or shown.page(record, 0 if after else first, query.get("position", ""))
-        found["run"]["unread"] = [one.to_dict() for one in thread.unread]
+            found["run"]["unread"] = [{**one.to_dict(), "text": shown.writer.text(one.text)} for one in thread.unread]
         for graph in found.get("graphs", {}).values():
             graph["can_act"] = record.graph.name in self._programs
         return found

@@ -35,16 +35,14 @@ export function Given({ record, step, place = "", who }) {
   );
 }
 
-// `place` is a class of the notes.
 export function Asked({ record, step, about, place = "" }) {
   const { asked } = step;
-  if (!asked) return null;
-  if (asked.answer) return <Given record={record} step={step} place={place} />;
+  if (!asked || asked.answer) return asked && <Given record={record} step={step} place={place} />;
   return (
     <div class={`asks note wait ${place}`}>
       <b>{asked.call ? "Waits for approval" : "Waits for an answer"}</b>
       {asked.at ? `, asked ${when(asked.at)}` : ""}{asked.expires ? `, until ${when(asked.expires)}` : ""}
-      <p><Text record={record} of={asked.text} /></p>
+      {!(asked.call && step.call) && <p><Text record={record} of={asked.text} /></p>}
       {!embedded && <Boundary what="The form" of={asked.id}><AnswerForm record={record} question={asked} about={about} /></Boundary>}
     </div>
   );

@@ -52,8 +52,10 @@ def asked(word: str, answer: bool, by: str = "") -> Record:
     return thread.record()
 
 
-def prompted(topic: str, says: str, level: Any = "full", instructions: str = "") -> Record:
-    graph = Graph().add_node("say", dspy.Predict(dspy.Signature("topic, tone -> text", instructions or "Say it.")))
+def prompted(topic: str, says: str, level: Any = "full", instructions: str = "", demo: str = "") -> Record:
+    predictor = dspy.Predict(dspy.Signature("topic, tone -> text", instructions or "Say it."))
+    predictor.demos = [dspy.Example(topic="sea", tone="wet", text=demo)] if demo else []
+    graph = Graph().add_node("say", predictor)
     thread = graph.add_path(START, "say", END).compile(store=":memory:", record_lm_calls=level).thread("t")
     with ScriptedLM(lambda prompt: {"text": says}):
         thread.run({"topic": topic, "tone": "dry"})
@@ -129,6 +131,8 @@ CASES: dict[str, tuple[Callable[[], tuple[Record, Record]], list[str]]] = {
         lambda: (prompted("a", "x"), prompted("a", "x", instructions="Sing.")),
         ["~say prompt: instructions"],
     ),
+    "a demo": (lambda: (prompted("a", "x", demo="1"), prompted("a", "x", demo="2")), ["~say prompt"]),
+    "no demo": (lambda: (prompted("a", "x", demo="1"), prompted("a", "x")), ["~say prompt"]),
     "what it says": (lambda: (prompted("a", "x"), prompted("a", "y")), ["~say text"]),
     "no prompts": (lambda: (prompted("a", "x", "usage"), prompted("b", "x")), ["~START topic"]),
     "calls that wait": (lambda: (waiting("tea"), waiting("rum")), ["~.react says", "~.pay args question"]),
@@ -155,6 +159,12 @@ def test_the_text_shows_figures_and_folds_equal_steps() -> None:
     assert text[-1].startswith("~ b: m  (")
 
 
+def test_what_is_no_record_is_refused() -> None:
+    thread: Any = failing(0)
+    with pytest.raises(TypeError, match=r"no record to compare with: .*run\.record\(\)"):
+        thread.compare(failing)
+
+
 def test_what_items_wait_for_at_the_same_time_counts_once() -> None:
     def item(row: int, ctx: Context) -> Any:
         return ctx.interrupt("fine", f"Is {row} fine?")
@@ -171,6 +181,17 @@ def test_what_items_wait_for_at_the_same_time_counts_once() -> None:
     assert 0.04 < record.waited <= mapped + 0.001
     assert record.ended is not None
     assert record.seconds + record.waited <= record.ended - record.started + 0.01
+
+
+def test_what_a_step_of_its_own_waits_for_is_no_work() -> None:
+    graph = Graph().add_interrupt("ok", question="Fine?", answer=bool, into="ok").add_path(START, "ok", END)
+    thread = graph.compile(store=":memory:").thread("t")
+    thread.run({})
+    time.sleep(0.02)
+    thread.resume({"ok": True})
+    record = thread.record()
+    assert record.waited > 0.018
+    assert 0 <= record.seconds < record.waited
 
 
 def path(names: list[str]) -> Record:
