@@ -143,13 +143,18 @@ def failures_of_run(reader: HistoryReader, listed: ListedRun) -> tuple[Failure, 
     If its last row is damaged or lost, that is what is said to have failed.
     """
     store, run, end = reader.store, listed.run, listed.end
-    if end is not None and reader.hides(run):  # only the whole run tells what has to be hidden in their texts
-        return FollowedRecords(reader, listed.thread.name).record(listed).failures
+    if end is None:
+        return ()
+    hidden, label = run.header.get("hidden"), run_label(run)
     try:
-        found = () if end is None else failures_in(store, *rows_through(store, run.id, end.seq, end.seq))
+        # Of another rule than that by which they are stored, only the whole run tells what is to be hidden in them.
+        if reader.hides(run) and not (reader.redact is None and EndRow.of(end).hidden == hidden):
+            return FollowedRecords(reader, listed.thread.name).record(listed).failures
+        found = failures_in(store, *rows_through(store, run.id, end.seq, end.seq))
     except StoreError as error:
         return (Failure.of(error, node="archive"),)
-    label = run_label(run)
+    if hidden == "function" and reader.redact is None:  # it is not known here, and so no text is shown
+        found = tuple(map(Redactor(cast("Redaction", Redaction.stored(hidden)), {}).failure, found))
     return tuple([one.model_copy(update={"execution": full_id(label, one.execution)}) for one in found])
 
 
