@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 from dspyer.archive.run_info import RunInfo
 from dspyer.errors import list_names, removed, suggestion
 from dspyer.record import Record
+from dspyer.record.record import RecordWriter
 from dspyer.stores.base import RunPlace, RunQuery
 
 ENDED = ("completed", "failed", "interrupted", "stopped")
@@ -127,7 +128,7 @@ def node_paths(record: Record) -> Iterator[str]:
 
 def texts_of(record: Record) -> Iterator[str]:
     """The names, values, prompts and failures of a run, as they may be shown."""
-    written = record.to_dict()
+    written = RecordWriter().whole(record, shared=True)  # what lists that grow have in common comes once
     yield record.id
     for value in written["values"].values():
         yield from _texts(value, keys=True)
