@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator, Mapping
 from datetime import UTC, datetime
-from itertools import chain
 from typing import Any, NamedTuple
 
 from dspyer.archive.run_info import RunInfo
 from dspyer.errors import list_names, removed, suggestion
 from dspyer.record import Record
+from dspyer.record.written import RecordWriter
 from dspyer.stores.base import RunPlace, RunQuery
 
 ENDED = ("completed", "failed", "interrupted", "stopped")
@@ -18,11 +19,11 @@ ENDED = ("completed", "failed", "interrupted", "stopped")
 OPEN = ("running", "crashed")
 """The status of a run that has written no end."""
 
-SAID = ("node", "reason", "call", "lm", "failed", "failure", "asked", "messages")
+SAID = ("node", "reason", "lm", "failed", "failure", "asked", "messages")
 """What the JSON form of a step has of texts that are no values."""
 
-IDS = ("more", "id", "execution")
-"""What they have beside what was said."""
+IDS = ("more", "id", "execution", "messages", "response", "value")
+"""What these have beside what was said: names of steps and of values."""
 
 
 class RunFilters(NamedTuple):
@@ -105,12 +106,10 @@ class RunFilters(NamedTuple):
 
     def fit(self, info: RunInfo, record: Record | None) -> bool:
         """Return whether a run fits by its entry and its record; None for one that cannot be read."""
-        failure = [] if info.failure is None else [info.failure.type, info.failure.message]
-        texts = chain((info.thread, info.graph, *failure), () if record is None else texts_of(record))
         return (
             self._spent(record or info)
             and (self.node is None or (record is not None and self.node in node_paths(record)))
-            and (not self.contains or any(self.contains.casefold() in text.casefold() for text in texts))
+            and (not self.contains or holds(self.contains, info, record))
         )
 
 
@@ -125,28 +124,24 @@ def node_paths(record: Record) -> Iterator[str]:
         yield paths[step.id]
 
 
-def texts_of(record: Record) -> Iterator[str]:
-    """The names, values, prompts and failures of a run, as they may be shown."""
-    written = record.to_dict()
-    yield record.id
-    for value in written["values"].values():
-        yield from _texts(value, keys=True)
-    for step in [written["run"], *written["steps"]]:
-        for name in SAID:
-            yield from _texts(step.get(name), keys=False)
+def holds(text: str, info: RunInfo, record: Record | None) -> bool:
+    """Return whether a run has a text in its names, values, prompts or failures, as they may be shown, in any case."""
+    parts: list[Any] = [info.thread, info.graph, said_in(None if info.failure is None else info.failure.to_dict())]
+    if record is not None:
+        written = RecordWriter().whole(record, shared=True)  # each value once, of a list its items
+        steps = [[step[name] for name in SAID] for step in written["steps"]]
+        parts += [record.id, said_in(steps), *written["values"].values()]
+    # As JSON: to look at each text of a value by itself takes several times as long.
+    wanted, found = [json.dumps(one, ensure_ascii=False).casefold() for one in (text, parts)]
+    return wanted[1:-1] in found
 
 
-def _texts(value: Any, *, keys: bool) -> Iterator[str]:
-    if isinstance(value, dict):
-        if keys:
-            yield from value
-        value = [part for name, part in value.items() if keys or name not in IDS]
-    elif isinstance(value, str):
-        yield value
-    elif isinstance(value, int | float) and not isinstance(value, bool):
-        yield str(value)
-    for part in value if not isinstance(value, str | int | float | None) else ():
-        yield from _texts(part, keys=keys)
+def said_in(form: Any) -> list[str]:
+    """The texts of a JSON form that are no names of its keys, of steps or of values."""
+    if isinstance(form, str | int | float | None):
+        return [form] if isinstance(form, str) else []
+    parts = [part for name, part in form.items() if name not in IDS] if isinstance(form, dict) else form
+    return [one for part in parts for one in said_in(part)]
 
 
 # --- what is given

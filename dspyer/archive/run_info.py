@@ -164,7 +164,8 @@ def run_info(reader: HistoryReader, listed: ListedRun) -> RunInfo:
     if status != "completed" and last >= 0:
         questions = read(lambda: tuple([question for question, _ in waiting_at(reader, at)]), questions)
     found: tuple[Failure, ...] = ()
-    found = read(lambda: failures_of_run(reader, listed), found)
+    if status != "completed":  # then its end was read, and has none
+        found = read(lambda: failures_of_run(reader, listed), found)
     # Its own failures first: why the run failed says more than what could not be read of it.
     failures = [*(one.model_copy(update={"traceback": ""}) for one in found), *map(unreadable, gaps)]
     return RunInfo(

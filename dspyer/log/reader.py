@@ -279,15 +279,16 @@ UNKNOWN = "?"
 """The author of a commit whose row cannot be read."""
 
 
-def read_run(store: Store, at: Point, root: Point | None = None) -> RunRows:
+def read_run(store: Store, at: Point, root: Point | None = None, known: RunRow | None = None) -> RunRows:
     """Read the run of a row, up to this row; raise `StoreError` if the run or the row is missing.
 
-    Of the run that ends at `root`, where a pruned history begins, this row alone is read.
+    `known` is the run, if it was read before. Of the run that ends at `root`, where a pruned history begins, this row
+    alone is read.
     """
     if at == root:
         return rows_of_part(load_run(store, at.run), store.rows(at.run, at.seq, at.seq))._replace(parents=())
     parts: list[tuple[RunRow, list[Row]]] = []
-    run, last = load_run(store, at.run), at.seq
+    run, last = known or load_run(store, at.run), at.seq
     ancestry = RunAncestry(store, run)
     while True:
         parts.append((run, rows_through(store, run.id, 0, last)))
