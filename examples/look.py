@@ -40,7 +40,7 @@ SHORT = "Bees dance the way to food and ants mark it, and both repeat what works
 REFUSAL = "The report does not say how far the food is."
 
 
-class Tides(BaseModel):
+class Report(BaseModel):
     """What is known of a question for readers."""
 
     question: str
@@ -102,7 +102,7 @@ def program() -> CompiledGraph:
         check=dspy.Predict(Review),
         name="Lead",
     )
-    graph = Graph(Tides, name="Tides", inputs=["question"])
+    graph = Graph(Report, name="Report", inputs=["question"])
     graph.add_node("plan", dspy.Predict(Plan), retry=Retry(attempts=2, wait=wait_fixed(0.02)))
     graph.add_node("lead", lead)
     graph.add_node("split", dspy.Predict(Split))
@@ -178,9 +178,9 @@ def make() -> None:
     """Two runs that the editor lets pass, a copy of one with an edited task, one that fails, and one that waits."""
     for suffix in ("", "-wal", "-shm"):
         Path(FILE + suffix).unlink(missing_ok=True)
-    tides = program()
+    desk = program()
     for name, question in (("reader-16", "how bees and ants find food?"), ("reader-17", QUESTION)):
-        thread = tides.thread(name)
+        thread = desk.thread(name)
         thread.run({"question": question})
         time.sleep(THINKS)
         run = thread.resume({"publish": True}, by="editor", comment="fine for the public channel")
@@ -188,8 +188,8 @@ def make() -> None:
     copy = thread.copy("reader-17-short", at=planned, patch={"task": SHORTER})
     copy.resume()
     copy.resume({"publish": agents.Approval(False, "too short")}, by="editor", comment="too short for our readers")
-    tides.thread("reader-18").run({"question": "why is there no article?"})
-    tides.thread("reader-19").run({"question": "how bees and ants call others to food?"})
+    desk.thread("reader-18").run({"question": "why is there no article?"})
+    desk.thread("reader-19").run({"question": "how bees and ants call others to food?"})
 
 
 def main() -> None:

@@ -339,10 +339,9 @@ def progress() -> None:
 # Pictures that the library draws itself: the page whose first blocks are run, how many of them, and what is drawn then.
 DRAWN = {
     "desk": ("README.md", 1, "run"),
-    "support": ("docs/guides/looking.md", 1, "program.graph"),
     "how-it-works": ("docs/how-it-works.md", 3, "run"),
     "self-correction": ("docs/guides/self-correction.md", 1, "program.graph"),
-    "support-run": ("docs/guides/looking.md", 1, "run"),
+    "refunds-run": ("docs/guides/looking.md", 2, "run"),
 }
 
 

@@ -1,141 +1,58 @@
-"""Makes the pictures of the inspector and the card: `python docs/pictures/screens.py` writes docs/img/*.png.
+"""Makes the pictures of the inspector and the card: `python docs/pictures/screens.py` writes docs/img/*.
 
-It fills a store with runs of a support desk, whose language model is a script, serves it as `dspyer inspect` does, and
-takes the pictures with Chromium. Look at them in light and dark before you commit them. The card is what other sites
-show beside a link to a page; with `--card` it alone is drawn.
+It fills a store with the runs of `examples/look.py` and more of the same over three days, serves it as `dspyer inspect`
+does, and takes the pictures with Chromium. Look at them in light and dark before you commit them. The card is what
+other sites show beside a link to a page; with `--card` it alone is drawn.
 """
 
 from __future__ import annotations
 
+import base64
+import contextlib
 import importlib
 import sys
 import tempfile
 import threading
 import time
-from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any, NamedTuple
+from unittest.mock import patch
 
 import dspy
 from playwright.sync_api import sync_playwright
-from pydantic import BaseModel
 
 import dspyer.inspector
-from dspyer import END, START, Budget, Graph, live, reducers
 from dspyer.testing import ScriptedLM
 
 OUT = Path(__file__).parent.parent / "img"
 EXAMPLES = Path(__file__).parent.parent.parent / "examples"
 CHROMIUM = "/usr/bin/chromium"
-MODEL = "openai/gpt-5-mini"
 
 
-class Case(BaseModel):
-    message: str
-    customer: dict[str, Any] = {}
-    orders: list[dict[str, Any]] = []
-    notes: Annotated[list[str], reducers.extend, live] = []
-    risk: float = 0.0
-    reply: str = ""
-    problems: list[str] = []
-    tries: int = 0
-    refund: float = 0.0
-    approved: bool = False
-    sent: str = ""
+CLOCKS = ("time.time", "dspyer.threads.start.time", "dspyer.log.rows.time", "dspyer.runtime.execution.time")
+"""Where the time of what is stored is read."""
+
+TOPICS = ("find food", "choose a nest", "defend a nest", "divide their work", "raise their young", "find their way")
 
 
-def look_up(message):
-    assert "A-17" in message
-    time.sleep(0.05)
-    found = [
-        {"id": "A-17", "item": "heat pump NX-3", "price": 1249.0, "delivered": "2026-11-06", "promised": "2026-10-23"},
-        {"id": "A-22", "item": "filter set", "price": 39.5, "delivered": "2026-11-20", "promised": "2026-11-20"},
-    ]
-    return {
-        "customer": {"name": "Ann Lee", "tier": "gold", "since": 2019, "city": "Oslo"},
-        "orders": found,
-    }
+def fill(look: Any) -> None:
+    """The runs of the example, after those of three days: most are read by the editor, some fail."""
+    look.make()  # it begins with a new file
+    program, pace, now, ago = look.program(), look.PACE, time.time, 0.0
+    with contextlib.ExitStack() as stack:
+        for name in CLOCKS:
+            stack.enter_context(patch(name, lambda: now() - ago))
+        for number in range(24):
+            ago = 3_600 * (70 - 2.8 * number - number % 3)
+            look.PACE = pace * (1 + number % 4)
+            topic, lost = TOPICS[number % len(TOPICS)], number % 7 == 4
+            asked = f"why is there no article on how ants {topic}?" if lost else f"how bees and ants {topic}?"
+            thread = program.thread(f"reader-{number + 20}")
+            if thread.run({"question": asked}).status == "interrupted" and number not in (19, 22):
+                thread.resume({"publish": True}, by="editor", comment="fine for the public channel")
 
 
-def check_orders(orders, ctx):
-    for order in orders:
-        time.sleep(0.03)
-        late = order["delivered"] > order["promised"]
-        ctx.post("notes", [f"{order['id']}: {'two weeks late' if late else 'in time'}"])
-
-
-def rate(customer, ctx):
-    time.sleep(0.02)
-    heard = [entry.value for entry in ctx.live("notes")]
-    ctx.post("notes", [f"risk from {len(heard)} notes"])
-    return {"risk": 0.2 if customer["tier"] == "gold" else 0.6}
-
-
-def too_long(reply):
-    return ["The reply is longer than 60 words."] if len(reply.split()) > 60 else []
-
-
-def decide(tries):
-    return {"tries": tries + 1, "refund": 120.0}
-
-
-def send(approved, reply, refund):
-    return {"sent": f"{reply} Refund: {refund:.2f} EUR." if approved else reply}
-
-
-def make_graph() -> Graph:
-    """The graph of the support desk."""
-    graph = Graph(Case, name="Support")
-    graph.add_node("look_up", look_up, writes=["customer", "orders"])
-    graph.add_node("check_orders", check_orders, reads=["orders"], writes=["notes"])
-    graph.add_node("rate", rate, reads=["customer", "notes"], writes=["notes", "risk"])
-    graph.add_node("draft", dspy.Predict("message, customer, orders, notes: list[str] -> reply"), retry=2)
-    graph.add_check("short", too_long, of="draft", max_fixes=2)
-    graph.add_node("decide", decide, writes=["tries", "refund"])
-    graph.add_interrupt(
-        "approve", question="Refund 120 EUR to Ann Lee for order A-17, two weeks late?", answer=bool, into="approved"
-    )
-    graph.add_node("send", send, writes=["sent"])
-    graph.add_path(START, "look_up")
-    graph.add_edge("look_up", ["check_orders", "rate"])
-    graph.add_edge(["check_orders", "rate"], "draft")
-    graph.add_edge("draft", "decide")
-    graph.add_conditional_edges(
-        "decide", lambda refund: "ask" if refund > 50 else "send", {"ask": "approve", "send": "send"}
-    )
-    graph.add_path("approve", "send", END)
-    return graph
-
-
-LONG = "We are very sorry for the delay of your heat pump. " * 8
-SHORT = "We are sorry that your heat pump came two weeks late. We refund 120 EUR of its price to your card today."
-ASKED = "My heat pump NX-3 (order A-17) came two weeks late, and nobody told me. What will you do about it?"
-
-
-def answers(*found: Any) -> ScriptedLM:
-    """A language model that gives these drafts."""
-    return ScriptedLM([one if isinstance(one, Exception) else {"reply": one} for one in found], model=MODEL)
-
-
-def fill(path: Path) -> None:
-    """A store with runs of each status."""
-    program = make_graph().compile(
-        store=str(path), record_lm_calls="full", budget=Budget(cost=1, prices={MODEL: (0.25, 2.0)})
-    )
-    for number in (4698, 4699, 4702, 4703):
-        with answers(SHORT):
-            t = program.thread(f"case-{number}")
-            t.run({"message": ASKED})
-            t.resume({"approve": number != 4702})
-    slow = dspy.LMTimeoutError("the server sent nothing for 60 s", model=MODEL)
-    limit = dspy.LMRateLimitError("429 Too Many Requests: 30,000 tokens per minute are used up", model=MODEL)
-    with answers(slow, limit):
-        program.thread("case-4711").run({"message": ASKED})
-    with answers(slow, LONG, SHORT):
-        program.thread("case-4712").run({"message": ASKED})
-
-
-def serve(path: Path, program: Any = None) -> str:
+def serve(path: str, program: Any = None) -> str:
     """The address of the inspector, with its token."""
     said: list[str] = []
     ready = threading.Event()
@@ -145,43 +62,51 @@ def serve(path: Path, program: Any = None) -> str:
         ready.set()
 
     serving = threading.Thread(
-        target=dspyer.inspector.inspect, args=(str(path), program), kwargs={"browser": False, "say": say}, daemon=True
+        target=dspyer.inspector.inspect, args=(path, program), kwargs={"browser": False, "say": say}, daemon=True
     )
     serving.start()
     assert ready.wait(20)
     return said[0]
 
 
-SIZE = {"width": 1280, "height": 800}
-SHOTS = {  # name -> page
-    "failed": "/run?thread=case-4711",
-    "step": "/run?thread=case-4712&step=case-4712.1/trunk:5",
-    "timeline": "/run?thread=case-4712&view=timeline",
+class Shot(NamedTuple):
+    """A picture: the address in the page, and its size."""
+
+    route: str
+    size: tuple[int, int] = (1280, 800)
+
+
+SHOTS = {
+    "runs": Shot("/runs"),
+    "run": Shot("/run?thread=reader-17"),
+    "prompt": Shot("/run?thread=reader-17&step=reader-17.1/trunk:1&tab=prompt"),
+    "compare": Shot("/compare?thread=reader-17&other_thread=reader-17-short"),
+    "questions": Shot("/questions", (1280, 640)),
+    "phone": Shot("/run?thread=reader-17", (390, 640)),
 }
-BOTH = ("failed", "step")  # in light and dark
-TEAM = {"conflict": "/run?thread=switch&step=switch.1/trunk:5"}  # of examples/research_team.py
+TEAM = {"conflict": Shot("/run?thread=switch&step=switch.1/trunk:5")}  # of examples/research_team.py
 
 
-def shoot(address: str, shots: Mapping[str, str], store: str) -> None:
-    """Take the pictures."""
+def shoot(address: str, shots: dict[str, Shot]) -> None:
+    """Take the pictures, each in light and in dark."""
     base, token = address.split("/#token=")
     with sync_playwright() as playwright:
         browser = playwright.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
-        for scheme in ("light", "dark"):
-            for name, route in shots.items():
-                if scheme == "dark" and name not in BOTH:
-                    continue
-                context = browser.new_context(viewport=SIZE, color_scheme=scheme, timezone_id="UTC")
+        for name, shot in shots.items():
+            for scheme in ("light", "dark"):
+                width, height = shot.size
+                context = browser.new_context(
+                    viewport={"width": width, "height": height}, color_scheme=scheme, timezone_id="UTC"
+                )
                 page = context.new_page()
-                page.goto(f"{base}/#token={token}{route}")
-                page.wait_for_selector("a.row, .panebody .part, [role=row]")
-                page.wait_for_load_state()
-                page.wait_for_timeout(600)
-                page.evaluate(f"document.querySelector('.store').firstChild.textContent = {store!r}")
+                page.goto(f"{base}/#token={token}{shot.route}")
+                page.wait_for_load_state("load")
+                page.wait_for_timeout(1_500)
                 page.mouse.move(1, 1)
-                page.wait_for_timeout(200)
+                page.wait_for_timeout(300)
+                taken = context.new_cdp_session(page).send("Page.captureScreenshot", {"format": "webp", "quality": 80})
                 suffix = "-dark" if scheme == "dark" else ""
-                page.screenshot(path=OUT / f"inspector-{name}{suffix}.png")
+                OUT.joinpath(f"inspector-{name}{suffix}.webp").write_bytes(base64.b64decode(taken["data"]))
                 context.close()
         browser.close()
 
@@ -221,20 +146,18 @@ def main() -> None:
     draw_card()
     if "--card" in sys.argv:
         return
-    with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder) / "runs.db"
-        fill(path)
-        address = serve(path, make_graph().compile(store=str(path)))
+    sys.path.insert(0, str(EXAMPLES))
+    look, team = [importlib.import_module(name) for name in ("look", "research_team")]
+    with tempfile.TemporaryDirectory() as folder, contextlib.chdir(folder):
+        fill(look)
+        address = serve(look.FILE, look.program())
         if "--serve" in sys.argv:
             print(address, flush=True)  # noqa: T201 - for the one who looks at it by hand
             threading.Event().wait()
-        shoot(address, SHOTS, "runs.db")
-        team = Path(folder) / "team.db"
-        sys.path.insert(0, str(EXAMPLES))
-        made = importlib.import_module("research_team")
-        with dspy.context(lm=ScriptedLM(made.rules)):
-            made.team(str(team)).thread("switch").run({"question": made.QUESTION})
-        shoot(serve(team), TEAM, "team.db")
+        shoot(address, SHOTS)
+        with dspy.context(lm=ScriptedLM(team.rules)):
+            team.team("team.db").thread("switch").run({"question": team.QUESTION})
+        shoot(serve("team.db"), TEAM)
 
 
 if __name__ == "__main__":

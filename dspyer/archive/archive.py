@@ -16,8 +16,8 @@ from dspyer.errors import StoreError, ThreadError, names_options, suggestion
 from dspyer.extend import Schema
 from dspyer.log.journal import CheckedStore
 from dspyer.log.reader import HistoryReader, check_thread_name
+from dspyer.log.time_travel import due_threads
 from dspyer.record import Overview, Record, examples_of
-from dspyer.record.stored import due_threads
 from dspyer.stores import Store
 from dspyer.stores.base import ListedRun, RunPlace, RunQuery
 from dspyer.values import json as encoding

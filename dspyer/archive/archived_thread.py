@@ -19,9 +19,9 @@ from dspyer.failure import Failure
 from dspyer.log.journal import is_alive
 from dspyer.log.reader import HistoryReader
 from dspyer.log.rows import first_version
-from dspyer.log.time_travel import Bounds, ReadsHistory, ThreadReader
+from dspyer.log.time_travel import Bounds, ReadsHistory, ThreadReader, run_of
 from dspyer.record import Items, Record
-from dspyer.record.stored import FollowedRecords, drawn_graph, failures_of_run, run_of, unread_of
+from dspyer.record.stored import FollowedRecords, drawn_graph, failures_of_run, unread_of
 from dspyer.stores.base import ListedRun, Point
 from dspyer.waiting import cancellation_count
 from dspyer.worker_threads import run_in_thread

@@ -13,9 +13,9 @@ from dspyer.events import Question
 from dspyer.failure import Failure
 from dspyer.log.reader import HistoryReader, read_run
 from dspyer.log.rows import EndRow, OpenRow, RowKind, sum_usage
-from dspyer.log.time_travel import waiting_at
+from dspyer.log.time_travel import current_status, waiting_at
 from dspyer.record import Record
-from dspyer.record.stored import current_status, failures_of_run
+from dspyer.record.stored import failures_of_run
 from dspyer.record_codec import encode
 from dspyer.stores import Store
 from dspyer.stores.base import ListedRun, Point

@@ -14,6 +14,7 @@ from hashlib import blake2b
 from threading import Lock
 from typing import Any
 
+from dspyer.clock import wall
 from dspyer.errors import StoreError, ThreadError
 from dspyer.events import Answer, Commit, Question, Sent
 from dspyer.failure import Failure
@@ -38,6 +39,7 @@ from dspyer.log.reader import (
     RunRows,
     ending_row,
     latest_snapshot,
+    load_run,
     newest_rows,
     read_runs,
 )
@@ -56,7 +58,7 @@ from dspyer.log.rows import (
 from dspyer.patch import DELETE
 from dspyer.scheduler.lineage import LogEntry, touches
 from dspyer.state import ImmutableState
-from dspyer.stores.base import INBOX, Point, Row, RunQuery, Store, ThreadRow
+from dspyer.stores.base import INBOX, ListedRun, Point, Row, RunQuery, RunRow, Store, ThreadRow, listed_run
 from dspyer.values.freezing import same
 from dspyer.values.scalars import KeyPath
 
@@ -579,6 +581,110 @@ def cut_page(commits: list[Commit], first: int | None, count: int | None, newest
         inside = (index for index, v in versions if v is not None and (v <= first if newest else v >= first))
         commits = commits[next(inside, len(commits)) :]
     return commits if count is None else commits[:count]
+
+
+# --- Which run is meant, and whether it is at work
+
+BATCH = 1_000
+"""Runs that are read at once. A waiting thread is a row of a few hundred bytes."""
+
+
+def run_of(store: Store, name: str, run: str | None = None) -> ListedRun:
+    """A run of a thread by its id or label, the last one for None.
+
+    Raises:
+        ThreadError: if there is no such thread or run.
+    """
+    thread = store.thread(name)
+    if thread is None:
+        raise ThreadError(f"the thread {name!r} was deleted, or never had a run")
+    (listed,) = store.list_runs(RunQuery(name, run=run, limit=1, last=run is None)) or (None,)
+    if listed is not None:
+        return listed
+    if run is None:
+        if thread.head is None:
+            raise ThreadError(f"the thread {name!r} has no run")
+        # No list can place it, since its row is damaged. Its entries say, too, how it ended.
+        return listed_run(thread, load_run(store, thread.head.run), store.rows(thread.head.run, 0, thread.head.seq))
+    found, at = next((one for one in _runs_back(store, thread) if run in (one[0].id, run_label(one[0]))), (None, None))
+    if found is None:
+        labels = ", ".join(dict.fromkeys(run_label(one) for one in store.runs(name)[-3:]))
+        raise ThreadError(f"the thread {name!r} has no run {run!r}; the last ones: {labels or 'none'}")
+    (listed,) = store.list_runs(RunQuery(found.thread, run=found.id, limit=1)) or (None,)
+    # A run that was made for a thread that was deleted is in no list.
+    listed = listed or listed_run(thread, found, store.rows(found.id))
+    root = listed.thread.root
+    # Where its own thread has pruned it, there are gaps behind the row that this thread has reached.
+    return listed._replace(thread=thread, last=at.seq if at and root and root.run == found.id else listed.last)
+
+
+def _runs_back(store: Store, thread: ThreadRow) -> Iterator[tuple[RunRow, Point | None]]:
+    """The runs that were made for a thread, newest first, then those that it continues, each with its row there."""
+    own = store.runs(thread.name)[::-1]
+    yield from ((one, None) for one in own)
+    known, passed = {one.id: one for one in own}, set[str]()
+    pending = [] if thread.head is None else [thread.head]
+    for at in pending:  # also behind a merge
+        run = None if at.run in passed else known.get(at.run) or store.run(at.run)
+        if run is None:
+            continue
+        passed.add(at.run)
+        if at.run not in known:
+            yield run, at
+        pending += () if at == thread.root else run.parents
+
+
+def current_status(store: Store, listed: ListedRun) -> tuple[ListedRun, str]:
+    """A run and its status: one without an end is running if its owner is alive, else it has crashed."""
+    while not listed.status:
+        thread, run = listed.thread, listed.run
+        works_on = thread.head is not None and thread.head.run == run.id
+        if works_on and is_alive(thread):
+            return listed, "running"
+        now = store.thread(thread.name) if works_on else None
+        if now is None or (now.head, now.epoch) == (thread.head, thread.epoch):
+            return listed, "crashed"
+        # Its owner may have written since the list was read: read the run again.
+        (found,) = store.list_runs(RunQuery(thread.name, run=run.id, limit=1)) or (None,)
+        if found is None or (found.last, found.thread.epoch) == (listed.last, thread.epoch):
+            return listed, "crashed"
+        listed = found
+    return listed, listed.status
+
+
+def due_since(status: str | None, end: Row | None) -> float | None:
+    """The time at which the first question of a run expires, from the row of its end; None for a run without one."""
+    return EndRow.of(end).expires if status == "interrupted" and end is not None else None
+
+
+def due_threads(store: Store, graph: str | None, at: float | None = None) -> list[str]:
+    """The names of the threads whose last run can go on by itself, the longest due first.
+
+    Reads headers alone, which encrypted stores do not hide.
+
+    Args:
+        store: the store.
+        graph: only runs of the graph of this name; None for all.
+        at: what is due by then, seconds since the epoch; None for now.
+    """
+    now = wall()
+    at = now if at is None else at
+    found: list[tuple[float, str]] = []
+    query = RunQuery(graph=graph, statuses=frozenset(["", "interrupted"]), last=True, limit=BATCH)
+    while True:
+        batch = store.list_runs(query)
+        for listed in batch:
+            # A copy without a run of its own shows the run of another thread, and was made to be looked at.
+            if listed.run.thread != listed.thread.name:
+                continue
+            listed, status = current_status(store, listed)  # noqa: PLW2901 - it may have ended since
+            # When a process has crashed is not known: at the latest when its lease has ended.
+            since = now + min(listed.thread.lease, 0) if status == "crashed" else due_since(status, listed.end)
+            if since is not None and since <= at:
+                found.append((since, listed.thread.name))
+        if len(batch) < query.limit:
+            return [name for _, name in sorted(found)]
+        query = query._replace(after=batch[-1].place)
 
 
 PROGRESS = (RowKind.COMMIT, RowKind.JOIN, RowKind.ITEM, RowKind.ONCE, RowKind.ANSWER, RowKind.END)

@@ -1,4 +1,4 @@
-"""The records of stored runs: which run is meant, what its rows say, and whether it is still at work."""
+"""The records of stored runs: what their rows say."""
 
 from __future__ import annotations
 
@@ -11,14 +11,12 @@ from itertools import chain
 from threading import Lock
 from typing import Any, TypeVar, cast
 
-from dspyer.clock import wall
 from dspyer.errors import StateError, StoreError, ThreadError
 from dspyer.events import Answer, Commit, LMCall, Posted, Sent
 from dspyer.failure import Failure
 from dspyer.ids import Address, full_id, path_of_id
 from dspyer.log.execution_records import calls_in, long_texts_in
 from dspyer.log.history import FoldedRun, recover_state
-from dspyer.log.journal import is_alive
 from dspyer.log.reader import (
     PRUNED,
     HistoryReader,
@@ -46,7 +44,7 @@ from dspyer.log.rows import (
     sum_usage,
     usage_of_calls,
 )
-from dspyer.log.time_travel import ThreadReader, failures_in, unread
+from dspyer.log.time_travel import ThreadReader, current_status, failures_in, run_of, unread
 from dspyer.patch import update_size
 from dspyer.record.drawn import DrawnGraph
 from dspyer.record.items import Items, items_of
@@ -54,9 +52,8 @@ from dspyer.record.making import RunEnding, RunSteps, StepQuestion
 from dspyer.record.record import Origin, Record
 from dspyer.record_codec import changed, decode
 from dspyer.redaction import Redaction, Redactor
-from dspyer.scheduler.lineage import LogEntry
 from dspyer.state import ImmutableState
-from dspyer.stores.base import ListedRun, Point, Row, RunQuery, RunRow, Store, ThreadRow, listed_run
+from dspyer.stores.base import ListedRun, Point, Row, RunRow, Store
 
 T = TypeVar("T")
 
@@ -68,109 +65,6 @@ KEPT_RUNS = 4
 
 TEXTS = 100
 """Rows of which the long texts are read at once."""
-
-BATCH = 1_000
-"""Runs that are read at once. A waiting thread is a row of a few hundred bytes."""
-
-# --- which run
-
-
-def run_of(store: Store, name: str, run: str | None = None) -> ListedRun:
-    """A run of a thread by its id or label, the last one for None.
-
-    Raises:
-        ThreadError: if there is no such thread or run.
-    """
-    thread = store.thread(name)
-    if thread is None:
-        raise ThreadError(f"the thread {name!r} was deleted, or never had a run")
-    (listed,) = store.list_runs(RunQuery(name, run=run, limit=1, last=run is None)) or (None,)
-    if listed is not None:
-        return listed
-    if run is None:
-        if thread.head is None:
-            raise ThreadError(f"the thread {name!r} has no run")
-        # No list can place it, since its row is damaged. Its entries say, too, how it ended.
-        return listed_run(thread, load_run(store, thread.head.run), store.rows(thread.head.run, 0, thread.head.seq))
-    found, at = next((one for one in _runs_back(store, thread) if run in (one[0].id, run_label(one[0]))), (None, None))
-    if found is None:
-        labels = ", ".join(dict.fromkeys(run_label(one) for one in store.runs(name)[-3:]))
-        raise ThreadError(f"the thread {name!r} has no run {run!r}; the last ones: {labels or 'none'}")
-    (listed,) = store.list_runs(RunQuery(found.thread, run=found.id, limit=1)) or (None,)
-    # A run that was made for a thread that was deleted is in no list.
-    listed = listed or listed_run(thread, found, store.rows(found.id))
-    root = listed.thread.root
-    # Where its own thread has pruned it, there are gaps behind the row that this thread has reached.
-    return listed._replace(thread=thread, last=at.seq if at and root and root.run == found.id else listed.last)
-
-
-def _runs_back(store: Store, thread: ThreadRow) -> Iterator[tuple[RunRow, Point | None]]:
-    """The runs that were made for a thread, newest first, then those that it continues, each with its row there."""
-    own = store.runs(thread.name)[::-1]
-    yield from ((one, None) for one in own)
-    known, passed = {one.id: one for one in own}, set[str]()
-    pending = [] if thread.head is None else [thread.head]
-    for at in pending:  # also behind a merge
-        run = None if at.run in passed else known.get(at.run) or store.run(at.run)
-        if run is None:
-            continue
-        passed.add(at.run)
-        if at.run not in known:
-            yield run, at
-        pending += () if at == thread.root else run.parents
-
-
-def current_status(store: Store, listed: ListedRun) -> tuple[ListedRun, str]:
-    """A run and its status: one without an end is running if its owner is alive, else it has crashed."""
-    while not listed.status:
-        thread, run = listed.thread, listed.run
-        works_on = thread.head is not None and thread.head.run == run.id
-        if works_on and is_alive(thread):
-            return listed, "running"
-        now = store.thread(thread.name) if works_on else None
-        if now is None or (now.head, now.epoch) == (thread.head, thread.epoch):
-            return listed, "crashed"
-        # Its owner may have written since the list was read: read the run again.
-        (found,) = store.list_runs(RunQuery(thread.name, run=run.id, limit=1)) or (None,)
-        if found is None or (found.last, found.thread.epoch) == (listed.last, thread.epoch):
-            return listed, "crashed"
-        listed = found
-    return listed, listed.status
-
-
-def due_since(status: str | None, end: Row | None) -> float | None:
-    """The time at which the first question of a run expires, from the row of its end; None for a run without one."""
-    return EndRow.of(end).expires if status == "interrupted" and end is not None else None
-
-
-def due_threads(store: Store, graph: str | None, at: float | None = None) -> list[str]:
-    """The names of the threads whose last run can go on by itself, the longest due first.
-
-    Reads headers alone, which encrypted stores do not hide.
-
-    Args:
-        store: the store.
-        graph: only runs of the graph of this name; None for all.
-        at: what is due by then, seconds since the epoch; None for now.
-    """
-    now = wall()
-    at = now if at is None else at
-    found: list[tuple[float, str]] = []
-    query = RunQuery(graph=graph, statuses=frozenset(["", "interrupted"]), last=True, limit=BATCH)
-    while True:
-        batch = store.list_runs(query)
-        for listed in batch:
-            # A copy without a run of its own shows the run of another thread, and was made to be looked at.
-            if listed.run.thread != listed.thread.name:
-                continue
-            listed, status = current_status(store, listed)  # noqa: PLW2901 - it may have ended since
-            # When a process has crashed is not known: at the latest when its lease has ended.
-            since = now + min(listed.thread.lease, 0) if status == "crashed" else due_since(status, listed.end)
-            if since is not None and since <= at:
-                found.append((since, listed.thread.name))
-        if len(batch) < query.limit:
-            return [name for _, name in sorted(found)]
-        query = query._replace(after=batch[-1].place)
 
 
 def unread_of(store: Store, name: str) -> tuple[Sent, ...]:
@@ -223,16 +117,6 @@ Before = tuple[ImmutableState, str]
 NOTHING: Before = ImmutableState(), ""
 
 
-def record_of(reader: HistoryReader, thread: str, run: str | None = None) -> Record:
-    """The record of a stored run; `run` is its id or label, None for the last one.
-
-    Raises:
-        ThreadError: if there is no such run.
-    """
-    listed, status = current_status(reader.store, run_of(reader.store, thread, run))
-    return _run_reader(reader, thread, listed).record(status)
-
-
 def record_at(reader: HistoryReader, thread: str, at: Point) -> Record:
     """The record of a run up to one of its rows, as it was then."""
     row = reader.store.thread(thread)
@@ -261,7 +145,7 @@ def failures_of_run(reader: HistoryReader, listed: ListedRun) -> tuple[Failure, 
     """
     store, run, end = reader.store, listed.run, listed.end
     if end is not None and reader.hides(run):  # only the whole run tells what has to be hidden in their texts
-        return record_of(reader, listed.thread.name, run.id).failures
+        return FollowedRecords(reader, listed.thread.name).record(listed).failures
     try:
         found = () if end is None else failures_in(store, *rows_through(store, run.id, end.seq, end.seq))
     except StoreError as error:
@@ -285,7 +169,7 @@ class FollowedRecords:
         self._hiding: dict[str | None, str | None] = {}  # by name, the ids of the runs that hide values
 
     def record(self, run: str | ListedRun | None = None) -> Record:
-        """The record of a run, as `record_of` gives it; one that a list has just given is not looked for again."""
+        """The record of a run by id or label, the last one for None; one that was just listed is not looked for."""
         return self._read(run, RunReader.record)
 
     def items(self, node: str, run: str | None = None) -> Items:
@@ -609,25 +493,3 @@ def _reason(row: Row) -> str:
     except StoreError as error:
         return str(error)
     return "it is damaged"
-
-
-def canonical_order(log: list[LogEntry], first: int = 0) -> list[LogEntry]:
-    """The log in canonical order, with a version for each commit up to the last at which only one branch was active.
-
-    Commits are logged in the order in which they were made, which differs between runs of one fork. Sorted by step and
-    branch, every run of the same graph with the same results has the same versions.
-    """
-    if [entry.commit.version for entry in log] == list(range(first, first + len(log))):
-        return log  # no fork
-    settled = max((i for i, entry in enumerate(log) if entry.commit.version is not None), default=-1) + 1
-
-    order = sorted(range(len(log)), key=lambda i: (i >= settled, log[i].commit.step, log[i].commit.branch))
-    moved = {old: new for new, old in enumerate(order)}
-    return [
-        log[old]._replace(
-            commit=changed(log[old].commit, version=first + new if old < settled else None),
-            parents=tuple([moved[parent] for parent in log[old].parents]),
-            winners={path: moved[winner] for path, winner in log[old].winners.items()},
-        )
-        for new, old in enumerate(order)
-    ]

@@ -26,6 +26,9 @@ FORMAT = 1
 LONGEST = 1_000
 """Characters of a text up to which it is in the JSON form as it is."""
 
+HASH = 12
+"""Characters of the id of a value, but for short numbers, which are shorter."""
+
 BATCH = 1_000
 """Steps that are written at once when a value is looked for."""
 
@@ -181,7 +184,9 @@ class RecordWriter:
 
     def _keep(self, plain_value: Any) -> str:
         # Sorted: values that are equal have one id, whatever order their keys came in.
-        name = _hash(json.dumps(plain_value, ensure_ascii=False, sort_keys=True))
+        text = json.dumps(plain_value, ensure_ascii=False, sort_keys=True)
+        # A short number is its own id: half of what a long loop of counters would send are ids.
+        name = text if len(text) < HASH and not isinstance(plain_value, str | list | dict) else _hash(text)
         self._values.setdefault(name, plain_value)
         return name
 
@@ -239,7 +244,7 @@ class RecordWriter:
 
 
 def _hash(text: str) -> str:
-    return blake2b(text.encode("utf-8", "surrogatepass"), digest_size=6).hexdigest()
+    return blake2b(text.encode("utf-8", "surrogatepass"), digest_size=HASH // 2).hexdigest()
 
 
 def _time(seconds: float) -> str:

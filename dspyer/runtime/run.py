@@ -30,7 +30,7 @@ from dspyer.patch import seal
 from dspyer.record.items import Items, items_of
 from dspyer.record.making import RunEnding, RunSteps, StepQuestion
 from dspyer.record.record import Record
-from dspyer.record.stored import canonical_order, record_at
+from dspyer.record.stored import record_at
 from dspyer.record.turns import Turn, turns_in
 from dspyer.record_codec import changed
 from dspyer.redaction import Redactor
@@ -38,7 +38,7 @@ from dspyer.runtime.repairs import committed, kept_logs, repairs_in
 from dspyer.runtime.request import Outcome
 from dspyer.runtime.session import SessionEnd
 from dspyer.runtime.session_views import Count, ReadSources, TokenReads
-from dspyer.scheduler.lineage import LogEntry, touches
+from dspyer.scheduler.lineage import LogEntry, canonical_order, touches
 from dspyer.scheduler.topology import START
 from dspyer.state import ImmutableState
 from dspyer.values.freezing import freeze

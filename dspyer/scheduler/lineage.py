@@ -16,6 +16,7 @@ from typing import Any, NamedTuple, Protocol
 
 from dspyer.events import BranchPath, Commit, MergedConflict
 from dspyer.patch import DELETE
+from dspyer.record_codec import changed
 from dspyer.reducers import Updates
 from dspyer.state import ImmutableState
 from dspyer.values.frozen import FrozenDict
@@ -54,6 +55,28 @@ class LogEntry(NamedTuple):
         # With several, which of them is for this branch stands in its path, behind that of the branch that has forked.
         rest = path[len(self.commit.branch) :] if len(self.sends) > 1 else (0,)
         return rest[0] if self.sends and rest else None
+
+
+def canonical_order(log: list[LogEntry], first: int = 0) -> list[LogEntry]:
+    """The log in canonical order, with a version for each commit up to the last at which only one branch was active.
+
+    Commits are logged in the order in which they were made, which differs between runs of one fork. Sorted by step and
+    branch, every run of the same graph with the same results has the same versions.
+    """
+    if [entry.commit.version for entry in log] == list(range(first, first + len(log))):
+        return log  # no fork
+    settled = max((i for i, entry in enumerate(log) if entry.commit.version is not None), default=-1) + 1
+
+    order = sorted(range(len(log)), key=lambda i: (i >= settled, log[i].commit.step, log[i].commit.branch))
+    moved = {old: new for new, old in enumerate(order)}
+    return [
+        log[old]._replace(
+            commit=changed(log[old].commit, version=first + new if old < settled else None),
+            parents=tuple([moved[parent] for parent in log[old].parents]),
+            winners={path: moved[winner] for path, winner in log[old].winners.items()},
+        )
+        for new, old in enumerate(order)
+    ]
 
 
 def node_times(log: Iterable[LogEntry]) -> list[tuple[str, float]]:

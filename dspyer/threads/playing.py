@@ -32,7 +32,7 @@ from dspyer.errors import ConcurrentRunError, DspyerError, RunStoppedError, Thre
 from dspyer.log.journal import LEASE, STOPPING, CheckedStore, Journal, NewRows, is_alive, leases, new_owner
 from dspyer.log.reader import read_run
 from dspyer.log.rows import RowKind, end_row
-from dspyer.record.stored import due_since, due_threads
+from dspyer.log.time_travel import due_since, due_threads
 from dspyer.runtime.drivers import arun_program, resources_of_call, run_program, stored_run
 from dspyer.runtime.request import Request, new_request
 from dspyer.runtime.run import Run

@@ -28,7 +28,7 @@ from dspyer.log.time_travel import (
 )
 from dspyer.record.items import Items
 from dspyer.record.record import Record
-from dspyer.record.stored import FollowedRecords, record_of, records_of, unread_of
+from dspyer.record.stored import FollowedRecords, records_of, unread_of
 from dspyer.runtime.repairs import repairs_of_thread
 from dspyer.runtime.request import new_request
 from dspyer.runtime.run import Run
@@ -453,7 +453,7 @@ class Thread(ReadsHistory):
             >>> t.run({"n": 1}).record().to_dict() == t.record("t-42.1").to_dict()
             True
         """
-        return record_of(self._stored.reader, self.name, run)
+        return self._records.record(run)
 
     def items(self, node: str, run: str | None = None) -> Items:
         """The items of a map of the last run, as `run.items(node)`, also while a process runs it, and after a crash.

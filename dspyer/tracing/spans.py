@@ -60,7 +60,7 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("dspyer")
 
-# --- names: those of the conventions, and dspyer's own. `docs/guides/looking.md` has the same table.
+# --- names: those of the conventions, and dspyer's own. `docs/guides/tracing.md` has the same table.
 
 INVOKE_RUN: Final = "invoke_workflow"  # the name of the convention; dspyer itself says "run"
 INVOKE_NODE: Final = "invoke_node"

@@ -39,6 +39,7 @@ const KEYS = [
   ["→ ←", "unfold and fold a step; then into it and out of it"],
   ["Enter", "open the entry; in a run: to what stands beside the steps"],
   ["[ ]", "the tab before and after"],
+  ["z", "the strip: only the selected step; the whole run"],
   ["/", "search or filter"],
   ["x, then c", "in the list of runs: choose two, and compare them"],
   ["Escape", "back to the list; leave a field; close a dialog"],

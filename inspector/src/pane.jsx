@@ -41,7 +41,7 @@ function Summary({ record, step, now }) {
   const parts = [step.kind];
   if (step.branch.length) parts.push(`branch ${step.branch.join(".")}`);
   if (total.calls) parts.push(plural(total.calls, "LM call"), tokens(total.tokens), total.cost == null ? "cost unknown" : cost(total.cost));
-  if (at && step.kind !== "start" && step.kind !== "edit") parts.push(step.status === "waiting" ? `since ${when(step.asked?.at ?? at.from)}` : `${duration(worked(times(record, now), at.from, at.till))} of work`);
+  if (at && step.kind !== "start" && step.kind !== "edit") parts.push(step.status === "waiting" && step.asked ? `asked ${when(step.asked?.at ?? at.from)}` : `${duration(worked(times(record, now), at.from, at.till))} of work`);
   if (step.waited >= 0.05) parts.push(`waited ${duration(step.waited)}`);
   const to = [...new Set(step.to)];
   if (to.length) parts.push(to.length === 1 && to[0] === "END" ? "then the end" : `then ${to.join(", ")}`);

@@ -2,9 +2,10 @@
 
 import { useLayoutEffect, useMemo, useRef, useState } from "preact/hooks";
 import { duration } from "./format.js";
+import { useKeys } from "./hooks.js";
 import { isBookkeeping, nameOf } from "./names.js";
 import { hue } from "./parts.jsx";
-import { isOwn, scale, span, times } from "./times.js";
+import { isOwn, scale, span, times, worked } from "./times.js";
 
 const [TOP, LANE, HIGH] = [17, 14, 11];
 const THIN = 3; // bars that are narrower are drawn as one shape
@@ -156,6 +157,14 @@ export function Strip({ record, selected, onSelect, now, lanes = 5 }) {
     const [from, to] = [Math.max(0, x.back(a)), Math.min(all.work, x.back(b))];
     if (to - from > 1e-5) setView([from, to]);
   };
+  useKeys({
+    z: () => {
+      const when = selected && span(record, record.step(selected), now);
+      if (view || !when) return setView(null);
+      const [from, to] = [when.from, when.till].map((time) => worked(all, all.from, Math.max(all.from, time)));
+      return to - from > 1e-5 && setView([from, to]);
+    },
+  });
   const shown = over && span(record, over, now);
   return (
     <div
@@ -183,7 +192,7 @@ export function Strip({ record, selected, onSelect, now, lanes = 5 }) {
               <g key={fold.from} class="fold">
                 <rect x={fold.x + 1} y="14" width={Math.max(1, fold.width - 2)} height={height - 13} rx="3" fill="url(#hatch)" />
                 {fold.width > 12 && (
-                  <text x={Math.min(Math.max(fold.x + fold.width / 2, 42), width - 42)} y="10">{fold.open ? "waits" : `${fold.asked ? "waited" : "paused"} ${duration(fold.till - fold.from)}`}</text>
+                  <text x={fold.open ? width : Math.min(Math.max(fold.x + fold.width / 2, 42), width - 42)} y="10" style={{ textAnchor: fold.open ? "end" : "middle" }}>{fold.open ? "waits" : `${fold.asked ? "waited" : "paused"} ${duration(fold.till - fold.from)}`}</text>
                 )}
               </g>
             ))}

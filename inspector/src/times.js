@@ -80,6 +80,7 @@ export function scale(all, width, view = null) {
   const x = (time) => {
     let before = 0;
     for (const mark of shown) {
+      if (mark.open) break; // nothing comes after it
       if (time >= mark.till) before += 1;
       else if (time > mark.from) before += (time - mark.from) / (mark.till - mark.from);
     }

@@ -174,6 +174,10 @@ def test_steps_in_steps_unfold_and_the_strip_zooms(tab: Tab) -> None:
     page.mouse.move(box["x"] + box["width"] * 0.6, box["y"] + 40)
     page.mouse.up()
     page.get_by_role("button", name="Whole run").click()
+    page.keyboard.press("z")  # to what is selected
+    page.get_by_role("button", name="Whole run").wait_for()
+    page.keyboard.press("z")
+    page.get_by_role("button", name="Whole run").wait_for(state="detached")
     page.locator(".strip .sbar").first.click()
     head(page, "inner")
 

@@ -189,7 +189,7 @@ def test_a_program_that_suppresses_instrumentation_is_not_traced(traces: Traces)
 # --- attributes and events
 
 
-PAGE = Path(__file__).parents[2] / "docs" / "guides" / "looking.md"
+PAGE = Path(__file__).parents[2] / "docs" / "guides" / "tracing.md"
 CAPTURE = "OTEL_INSTRUMENTATION_GENAI_CAPTURE_MESSAGE_CONTENT"
 
 
