@@ -10,7 +10,6 @@ from typing import Any, NamedTuple
 from dspyer.archive.run_info import RunInfo
 from dspyer.errors import list_names, removed, suggestion
 from dspyer.record import Record
-from dspyer.record.written import RecordWriter
 from dspyer.stores.base import RunPlace, RunQuery
 
 ENDED = ("completed", "failed", "interrupted", "stopped")
@@ -128,7 +127,7 @@ def holds(text: str, info: RunInfo, record: Record | None) -> bool:
     """Return whether a run has a text in its names, values, prompts or failures, as they may be shown, in any case."""
     parts: list[Any] = [info.thread, info.graph, said_in(None if info.failure is None else info.failure.to_dict())]
     if record is not None:
-        written = RecordWriter().whole(record, shared=True)  # each value once, of a list its items
+        written = record.to_dict(shared=True)  # each value once, of a list its items
         steps = [[step[name] for name in SAID] for step in written["steps"]]
         parts += [record.id, said_in(steps), *written["values"].values()]
     # As JSON: to look at each text of a value by itself takes several times as long.
