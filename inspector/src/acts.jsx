@@ -2,9 +2,9 @@
 
 import { useState } from "preact/hooks";
 import { post } from "./api.js";
-import { cost, count, plural } from "./format.js";
+import { cost } from "./format.js";
 import { announce } from "./hooks.js";
-import { Dialog, Problem } from "./parts.jsx";
+import { Button, Dialog, Problem } from "./parts.jsx";
 import { go } from "./route.js";
 
 // A graph's runs are acted on by the program of its name.
@@ -28,23 +28,24 @@ export function useAction(work) {
   return { ...state, act };
 }
 
-export function Confirm({ title, verb, danger, onClose, work, children }) {
+// Asks before an action: [title, verb, what will happen and cost].
+export function Confirm({ of: [title, verb, words], onClose, work }) {
   const { busy, error, act } = useAction(work);
   return (
     <Dialog title={title} onClose={onClose}>
       <form class="confirm" onSubmit={act}>
-        {children}
+        <p>{words}</p>
         {error && <Problem error={error} />}
         <footer>
-          <button type="button" class="btn" onClick={onClose}>Cancel</button>
-          <button type="submit" class={danger ? "btn danger" : "btn main"} disabled={busy} autofocus>{busy ? "…" : verb}</button>
+          <Button onClick={onClose}>Cancel</Button>
+          <button type="submit" class={verb === "Stop" ? "btn danger" : "btn main"} disabled={busy} autofocus>{busy ? "…" : verb}</button>
         </footer>
       </form>
     </Dialog>
   );
 }
 
-const spent = (run) => (run.cost == null ? "an unknown amount: a model has no price" : cost(run.cost));
+const paid = ({ cost: dollars }) => `Nodes that it calls may call language models and cost money. So far the run has cost ${dollars == null ? "an unknown amount: a model has no price" : cost(dollars)}.`;
 
 const RESUMABLE = new Set(["failed", "stopped", "crashed"]);
 
@@ -59,43 +60,16 @@ export function RunActs({ run, about, onChanged }) {
     close();
     onChanged?.();
   };
+  const asked = {
+    resume: ["Resume this run?", "Resume", `The run goes on where it ended, with the program of the graph ${run.graph}. What has finished is not called again; what failed is called again. ${paid(run)}`],
+    stop: ["Stop this run?", "Stop", "The run commits nothing more, in whatever process it is. What it has committed stays, and it can be resumed. Requests that are under way are paid for."],
+  };
   return (
     <>
-      {RESUMABLE.has(run.status) && <button type="button" class="btn" onClick={() => setAsking("resume")}>Resume</button>}
-      {run.status === "running" && <button type="button" class="btn danger" onClick={() => setAsking("stop")}>Stop</button>}
-      {asking === "resume" && (
-        <Confirm title="Resume this run?" verb="Resume" onClose={close} work={work("resume", "The run was resumed")}>
-          <p>
-            The run goes on where it ended, with the program of the graph <b>{run.graph}</b>. What has finished is not called again; what failed is
-            called again.
-          </p>
-          <p>Nodes that it calls may call language models and cost money. So far the run has cost {spent(run)}.</p>
-        </Confirm>
-      )}
-      {asking === "stop" && (
-        <Confirm title="Stop this run?" verb="Stop" danger onClose={close} work={work("stop", "The run was told to stop")}>
-          <p>
-            The run commits nothing more, in whatever process it is. What it has committed stays, and it can be resumed. Requests that are under way
-            are paid for.
-          </p>
-        </Confirm>
-      )}
+      {RESUMABLE.has(run.status) && <Button onClick={() => setAsking("resume")}>Resume</Button>}
+      {run.status === "running" && <Button danger onClick={() => setAsking("stop")}>Stop</Button>}
+      {asking && <Confirm of={asked[asking]} onClose={close} work={work(asking, asking === "stop" ? "The run was told to stop" : "The run was resumed")} />}
     </>
-  );
-}
-
-// What came after a step, and what it has cost: an estimate of what repeating it costs.
-export function Estimate({ record, step, repeats }) {
-  const at = record.steps.indexOf(step);
-  const after = record.steps.slice(at + 1).filter((one) => one.started >= step.started);
-  const calls = after.flatMap((one) => one.lm);
-  const sum = calls.reduce((all, call) => (all == null || call.cost == null ? null : all + call.cost), 0);
-  if (!after.length) return <p class="soft">Nothing came after this step yet.</p>;
-  return (
-    <p class="soft">
-      After this step the run made {plural(after.length, "step")} with {plural(calls.length, "LM call")}
-      {calls.length ? ` for ${sum == null ? "an unknown amount" : cost(sum)}` : ""}. {repeats}
-    </p>
   );
 }
 
@@ -104,28 +78,17 @@ export function Rerun({ record, step, about }) {
   const [asking, setAsking] = useState(false);
   const { thread, graph, status } = record.run;
   if (!canAct(about, graph)) return null;
+  const work = async () => {
+    const { run } = await post("rerun", { thread, at: step.id });
+    announce("The rerun has begun");
+    setAsking(false);
+    go("run", { thread, run });
+  };
+  const words = `The thread ${thread} goes back to the state after ${step.id} and repeats what came after it, in a new run of ${graph}: with new calls and new effects. What came after it leaves the history of the thread; it stays in the store. ${paid(record.run)}`;
   return (
     <>
-      <button type="button" class="btn small" disabled={status === "running"} onClick={() => setAsking(true)}>Rerun from here</button>
-      {asking && (
-        <Confirm
-          title={`Rerun from ${step.node}?`}
-          verb="Rerun"
-          onClose={() => setAsking(false)}
-          work={async () => {
-            const { run } = await post("rerun", { thread, at: step.id });
-            announce("The rerun has begun");
-            setAsking(false);
-            go("run", { thread, run });
-          }}
-        >
-          <p>
-            The thread <b>{thread}</b> goes back to the state after <code>{step.id}</code> and repeats what came after it, in a new run of {graph}:
-            with new calls and new effects. What came after it leaves the history of the thread; it stays in the store.
-          </p>
-          <Estimate record={record} step={step} repeats="Repeating them may cost as much again." />
-        </Confirm>
-      )}
+      <Button small disabled={status === "running"} onClick={() => setAsking(true)}>Rerun from here</Button>
+      {asking && <Confirm of={[`Rerun from ${step.node}?`, "Rerun", words]} onClose={() => setAsking(false)} work={work} />}
     </>
   );
 }

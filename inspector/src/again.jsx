@@ -9,43 +9,35 @@ import { Answers, answersOf, fieldsOf } from "./fields.jsx";
 import { cost, duration, tokens } from "./format.js";
 import { announce } from "./hooks.js";
 import { valueOf } from "./parse.js";
-import { Button, Problem, Tag } from "./parts.jsx";
+import { Button, Fold, Problem, rowsFor, Tag } from "./parts.jsx";
 import { gist } from "./value.jsx";
 
 const known = new Map(); // the last answers by call, as long as the page is open
 
-// The texts of messages that can be edited: [message, part, text]; what has other parts keeps them.
+const isText = (part) => typeof part?.text === "string";
+
+// The texts of messages that can be edited: {name, role, text}; what has other parts keeps them.
 function texts(messages) {
   return messages.flatMap((message, at) => {
-    if (typeof message?.content === "string") return [[at, null, message.content]];
-    if (!Array.isArray(message?.content)) return [];
-    return message.content.map((part, place) => [at, place, part?.text]).filter(([, , text]) => typeof text === "string");
+    const { role, content } = message ?? {};
+    if (typeof content === "string") return [{ name: String(at), role, text: content }];
+    return Array.isArray(content) ? content.map((part, place) => ({ name: `${at}.${place}`, role, text: part?.text })).filter(isText) : [];
   });
 }
-
-const nameOf = (at, part) => (part === null ? String(at) : `${at}.${part}`);
 
 function edited(messages, draft) {
   return messages.map((message, at) => {
-    if (typeof message?.content === "string") return { ...message, content: draft[nameOf(at, null)] ?? message.content };
-    if (!Array.isArray(message?.content)) return message;
-    const content = message.content.map((part, place) => (typeof part?.text === "string" ? { ...part, text: draft[nameOf(at, place)] ?? part.text } : part));
-    return { ...message, content };
+    const content = message?.content;
+    if (typeof content === "string") return { ...message, content: draft[at] ?? content };
+    return Array.isArray(content) ? { ...message, content: content.map((part, place) => (isText(part) ? { ...part, text: draft[`${at}.${place}`] ?? part.text } : part)) } : message;
   });
 }
 
-function Message({ role, text, value, id, last, onText }) {
+function Message({ role, text, value, last, onText }) {
   const shown = value ?? text;
-  const rows = Math.min(16, Math.max(2, shown.slice(0, 4000).split("\n").length + Math.floor(Math.min(4000, shown.length) / 110)));
-  const [open, setOpen] = useState(last);
-  return (
-    <div class="edited">
-      <button type="button" class="twist" aria-expanded={open} onClick={() => setOpen(!open)}>
-        {role} {value !== undefined && value !== text && <Tag tone="wait">edited</Tag>} {!open && <span class="soft">{gist(shown)}</span>}
-      </button>
-      {open && <textarea id={id} aria-label={`message of ${role}`} rows={rows} spellcheck={false} value={shown} onInput={(event) => onText(event.target.value)} />}
-    </div>
-  );
+  const words = (open) => <>{role} {value !== undefined && value !== text && <Tag tone="wait">edited</Tag>} {!open && <span class="soft">{gist(shown)}</span>}</>;
+  const editor = () => <textarea aria-label={`message of ${role}`} rows={rowsFor(shown)} spellcheck={false} value={shown} onInput={(event) => onText(event.target.value)} />;
+  return <div class="edited"><Fold words={words} open={last}>{editor}</Fold></div>;
 }
 
 const Figures = ({ of }) => (
@@ -65,14 +57,12 @@ function Beside({ call, sent, response, found }) {
   const [first, now] = [response, answer].map((one) => (one == null ? null : byName(one, sent.parsed)));
   return (
     <div class="beside" role="group" aria-label="both answers">
-      <div>
-        <header><b>First answer</b> <Tag>{call.model}</Tag><Figures of={call} /></header>
-        {response == null ? <p class="soft">none</p> : <Answers response={response} prompt={sent.parsed} />}
-      </div>
-      <div>
-        <header><b>This answer</b> <Tag>{found.model}</Tag><Figures of={found} /></header>
-        <Answers response={answer} prompt={sent.parsed} />
-      </div>
+      {[["First answer", call, response], ["This answer", found, answer]].map(([words, of, said]) => (
+        <div key={words}>
+          <header><b>{words}</b> <Tag>{of.model}</Tag><Figures of={of} /></header>
+          {said == null ? <p class="soft">none</p> : <Answers response={said} prompt={sent.parsed} />}
+        </div>
+      ))}
       {first && (
         <div class="both">
           <header><b>{same(first, now) ? "The answers are equal." : "Difference"}</b></header>
@@ -110,8 +100,8 @@ function Form({ record, step, index, sent, response }) {
   };
   return (
     <form class="again card" onSubmit={act}>
-      {all.map(([at, part, text], place) => (
-        <Message key={nameOf(at, part)} last={place === all.length - 1} id={`again-${index}-${nameOf(at, part)}`} role={sent.messages[at].role} text={text} value={draft[nameOf(at, part)]} onText={(typed) => put(nameOf(at, part), typed, text)} />
+      {all.map(({ name, role, text }, place) => (
+        <Message key={name} last={place === all.length - 1} {...{ role, text }} value={draft[name]} onText={(typed) => put(name, typed, text)} />
       ))}
       <div class="send">
         <label for={`again-${index}-model`}>Model</label>
@@ -127,12 +117,6 @@ function Form({ record, step, index, sent, response }) {
 }
 
 export function Again({ record, step, about, index, sent, response }) {
-  const [open, setOpen] = useState(false);
   const missing = lacks(record, about);
-  return (
-    <>
-      <Button small aria-expanded={open} onClick={() => setOpen(!open)}>Run this prompt again{open ? "" : "…"}</Button>
-      {open && (missing ? <p class="note">{missing}</p> : <Form {...{ record, step, index, sent, response }} />)}
-    </>
-  );
+  return <Fold look="btn small" words="Run this prompt again">{() => (missing ? <p class="note">{missing}</p> : <Form {...{ record, step, index, sent, response }} />)}</Fold>;
 }

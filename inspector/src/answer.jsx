@@ -6,7 +6,7 @@ import { post } from "./api.js";
 import { useDraft } from "./drafts.js";
 import { announce, useAnswer } from "./hooks.js";
 import { isRaw, parseValue, typedNumber } from "./numbers.js";
-import { Problem } from "./parts.jsx";
+import { Line, Problem, Wrong } from "./parts.jsx";
 
 const DEEPEST = 4; // objects and lists inside of each other that have fields of their own: a model may contain itself
 const CHOSEN = new Set(["boolean", "enum"]);
@@ -89,18 +89,13 @@ export function asTyped(given, value, root, depth = 0) {
 const choice = (value) => (isRaw(value) ? value.rawJSON : value === null ? "None" : String(value));
 const same = (a, b) => JSON.stringify(a) === JSON.stringify(b);
 
-const Wrong = ({ id, words }) => words && <p id={`${id}-wrong`} class="bad wrong" role="alert">{words}</p>;
-
 function Choices({ id, label, options, value, onValue, words }) {
   return (
     <fieldset class="choices" aria-describedby={words ? `${id}-wrong` : undefined}>
       <legend>{label}</legend>
       <div>
         {options.map(([text, option]) => (
-          <label key={text} class="choice">
-            <input type="radio" name={id} checked={value !== undefined && same(value, option)} onChange={() => onValue(option)} />
-            <span>{text}</span>
-          </label>
+          <label key={text} class="choice"><input type="radio" name={id} checked={value !== undefined && same(value, option)} onChange={() => onValue(option)} /><span>{text}</span></label>
         ))}
       </div>
       <Wrong id={id} words={words} />
@@ -109,24 +104,19 @@ function Choices({ id, label, options, value, onValue, words }) {
 }
 
 // A list: an input for each item.
-function Items({ schema, root, value, onValue, label, id, path, problems, depth }) {
+function Items({ schema, part, value, onValue, label, wrong }) {
   const items = value ?? [];
-  const put = (at, one) => onValue(items.map((old, i) => (i === at ? one : old)));
   return (
     <fieldset class="inputs">
       <legend>{label} <span class="soft">list</span></legend>
       {items.map((one, i) => (
         <div class="item" key={i}>
-          <Input
-            {...{ root, problems, depth: depth + 1, value: one, schema: schema.items }}
-            {...{ id: `${id}-${i}`, path: below(path, i), label: `${label} ${i + 1}` }}
-            onValue={(typed) => put(i, typed)}
-          />
-          <button type="button" class="btn small" aria-label={`Remove ${label} ${i + 1}`} onClick={() => onValue(items.filter((_, at) => at !== i))}>✕</button>
+          <Input {...part(i, schema.items, `${label} ${i + 1}`)} value={one} onValue={(typed) => onValue(items.with(i, typed))} />
+          <button type="button" class="btn small" aria-label={`Remove ${label} ${i + 1}`} onClick={() => onValue(items.toSpliced(i, 1))}>✕</button>
         </div>
       ))}
-      <button type="button" class="btn small" onClick={() => onValue([...items, undefined].map((one) => one ?? ""))}>Add an item</button>
-      <Wrong id={id} words={problems[path]} />
+      <button type="button" class="btn small" onClick={() => onValue([...items, ""])}>Add an item</button>
+      {wrong}
     </fieldset>
   );
 }
@@ -152,20 +142,17 @@ export function Input({ schema: given, none, ...shared }) {
   const schema = resolve(given, root);
   const kind = kindOf(schema, depth);
   if (kind === "optional") return <Optional {...shared} schema={schema} />;
-  if (kind === "list") return <Items {...{ root, value, onValue, label, id, path, problems, depth, schema }} />;
+  const part = (name, inner, words) => ({ root, problems, depth: depth + 1, id: `${id}-${name}`, path: below(path, name), schema: inner, label: words });
+  const wrong = <Wrong id={id} words={problems[path]} />;
+  if (kind === "list") return <Items {...{ schema, part, value, onValue, label, wrong }} />;
   if (kind === "object") {
     return (
       <fieldset class="inputs">
         <legend>{label}</legend>
-        {Object.entries(schema.properties).map(([name, part]) => (
-          <Input
-            key={name}
-            {...{ root, problems, depth: depth + 1, value: value?.[name], schema: part }}
-            {...{ id: `${id}-${name}`, path: below(path, name), label: part.title ?? name }}
-            onValue={(one) => onValue({ ...value, [name]: one })}
-          />
+        {Object.entries(schema.properties).map(([name, inner]) => (
+          <Input key={name} {...part(name, inner, inner.title ?? name)} value={value?.[name]} onValue={(one) => onValue({ ...value, [name]: one })} />
         ))}
-        <Wrong id={id} words={problems[path]} />
+        {wrong}
       </fieldset>
     );
   }
@@ -175,21 +162,13 @@ export function Input({ schema: given, none, ...shared }) {
     return <Choices {...{ id, label, value, onValue, words }} options={none ? [...options, ["None", null]] : options} />;
   }
   const shape = schema?.type === "array" ? "JSON, as [1, 2]" : schema?.type === "object" ? 'JSON, as {"a": 1}' : HINTS[kind];
-  const wrong = { "aria-invalid": Boolean(words), "aria-describedby": words ? `${id}-wrong` : undefined };
-  const placeholder = schema?.default == null ? undefined : String(schema.default);
-  const told = { id, value: value ?? "", onInput: (event) => onValue(event.target.value), placeholder, ...wrong };
-  const lines = String(value ?? "").length > 80 ? 6 : kind === "string" ? 2 : 4;
+  const numeric = { integer: "numeric", number: "decimal" }[kind];
+  const lines = String(value ?? "").length > 80 ? 6 : kind === "string" ? (depth ? 1 : 2) : 4;
+  const told = { id, label, hint: shape, wrong: words, value: value ?? "", placeholder: schema?.default == null ? undefined : String(schema.default), onText: onValue };
   return (
-    <div class="inputline">
-      <label for={id}>{label} <span class="soft">{shape}</span></label>
-      {kind === "integer" || kind === "number" ? (
-        <input type="text" inputMode={kind === "integer" ? "numeric" : "decimal"} {...told} />
-      ) : (
-        <textarea rows={depth && kind === "string" && lines === 2 ? 1 : lines} spellcheck={kind === "string"} {...told} />
-      )}
+    <Line {...told} {...(numeric ? { inputMode: numeric } : { rows: lines, spellcheck: kind === "string" })}>
       {schema?.description && <span class="soft">{schema.description}</span>}
-      <Wrong id={id} words={words} />
-    </div>
+    </Line>
   );
 }
 
@@ -215,10 +194,7 @@ function Approve({ id, call, draft, onDraft, problems }) {
         onValue={(ok) => onDraft({ ...draft, ok })}
       />
       {draft.ok === false && (
-        <div class="inputline">
-          <label for={`${id}-reason`}>Reason <span class="soft">the model is shown it</span></label>
-          <textarea id={`${id}-reason`} rows={2} value={draft.reason ?? ""} onInput={(event) => onDraft({ ...draft, reason: event.target.value })} />
-        </div>
+        <Line id={`${id}-reason`} label="Reason" hint="the model is shown it" rows={2} value={draft.reason ?? ""} onText={(reason) => onDraft({ ...draft, reason })} />
       )}
       {draft.ok && Object.keys(schema.properties).length > 0 && (
         <>
@@ -305,14 +281,8 @@ export function AnswerForm({ record, waiting, question: asked, about, onDone }) 
       )}
       {schema !== null && (
         <div class="notes">
-          {[["by", "Given by", "", by, setBy], ["comment", "Comment", "no model sees it", draft.comment ?? "", (comment) => put({ comment })]].map(
-            ([name, words, hint, text, change]) => (
-              <div key={name} class="inputline">
-                <label for={`${id}-${name}`}>{words} <span class="soft">{hint}</span></label>
-                <input id={`${id}-${name}`} maxLength={500} value={text} autocomplete="off" onInput={(event) => change(event.target.value)} />
-              </div>
-            ),
-          )}
+          <Line id={`${id}-by`} label="Given by" maxLength={500} value={by} onText={setBy} />
+          <Line id={`${id}-comment`} label="Comment" hint="no model sees it" maxLength={500} value={draft.comment ?? ""} onText={(comment) => put({ comment })} />
         </div>
       )}
       {schema === null && <Wrong id={id} words={refused} />}

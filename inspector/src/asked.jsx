@@ -13,7 +13,8 @@ export function isApproval(value) {
   return typeof value === "object" && value !== null && typeof value.ok === "boolean" ? value.ok : null;
 }
 
-function Given({ record, step, place }) {
+// Who answered what; `who` says it in other words.
+export function Given({ record, step, place = "", who }) {
   const { asked } = step;
   const { value: vid, by, comment, at } = asked.answer;
   const value = useValues(record, vid ? [vid] : []).get(vid);
@@ -21,13 +22,14 @@ function Given({ record, step, place }) {
   const called = asked.call || step.call; // what was asked, and said, stands in the call
   return (
     <>
-      {!called && <div class={`note wait ${place}`}><span class="k">asked{asked.at ? ` ${when(asked.at)}` : ""}</span><p><Text record={record} of={asked.text} /></p></div>}
+      {!called && !who && <div class={`note wait ${place}`}><span class="k">asked{asked.at ? ` ${when(asked.at)}` : ""}</span><p><Text record={record} of={asked.text} /></p></div>}
       <div class={`note ${ok === false ? "bad" : "ok"} ${place}`}>
-        <b>{ok === null ? "Answered" : ok ? "Approved" : "Refused"}</b>{by ? ` by ${by}` : ""}
+        <b>{who ?? (ok === null ? "Answered" : ok ? "Approved" : "Refused")}</b>{by ? ` by ${by}` : ""}
         {at && asked.at ? <span class="soft" title={when(at)}> after {duration(at - asked.at)}</span> : null}
         {comment && <>: “<Text record={record} of={comment} />”</>}
+        {who && asked.call && <p>{ok === false ? "refused" : "approved"}{value?.args ? " with other arguments" : ""}</p>}
         {value?.reason && <p><Text record={record} of={value.reason} /></p>}
-        {ok === null && !called && <Value of={value} />}
+        {(ok === null || (who && !asked.call)) && !step.call && <Value of={value} />}
       </div>
     </>
   );

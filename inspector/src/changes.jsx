@@ -2,74 +2,57 @@
 
 import { Diff } from "./diff.jsx";
 import { duration } from "./format.js";
-import { Boundary, Tag, useFew } from "./parts.jsx";
+import { Boundary, Field, Tag, useFew } from "./parts.jsx";
 import { useValues } from "./record.js";
 import { ValueOf } from "./value.jsx";
 
-function Change({ record, name, before, wrote }) {
+function Change({ record, step, name, wrote }) {
+  const before = record.added(step, name) ? undefined : record.before(step.id).get(name);
   const ids = [before?.value, wrote.value].filter(Boolean);
   const values = useValues(record, ids);
   const author = wrote.by ? record.step(wrote.by) : null;
-  const there = ids.every((id) => values.get(id) !== undefined);
-  const note = wrote.value === null ? "removed" : before === undefined ? "new" : before.value === wrote.value ? "same value" : null;
+  const there = ids.every((id) => values.has(id));
+  const note = wrote.value === null ? "removed" : record.added(step, name) ? "added" : before === undefined ? "new" : before.value === wrote.value ? "same value" : "";
   return (
-    <div class="field">
-      <dt>{name}{note && <span class="k"> {note}</span>}{author && <span class="k by">by {author.node}</span>}</dt>
-      <dd aria-busy={!there}>
-        {!there ? <span class="soft">…</span> : <Diff before={before && values.get(before.value)} after={wrote.value === null ? undefined : values.get(wrote.value)} />}
-      </dd>
-    </div>
+    <Field name={<>{name}<span class="k"> {note}</span>{author && <span class="k by">by {author.node}</span>}</>}>
+      {there ? <Diff before={values.get(before?.value)} after={values.get(wrote.value)} /> : <span class="soft" aria-busy="true">…</span>}
+    </Field>
   );
 }
 
-function Conflict({ record, conflict }) {
-  return (
-    <div class="card conflict">
-      <h3>{conflict.path.join(".")} <Tag tone="wait">{conflict.policy}</Tag></h3>
-      <dl>
-        {conflict.base && <div class="field"><dt>before</dt><dd><ValueOf record={record} vid={conflict.base} /></dd></div>}
-        {conflict.values.map(([author, vid]) => (
-          <div class="field" key={author}>
-            <dt>{record.step(author)?.node ?? author}{conflict.winner === author && <span class="k"> won</span>}</dt>
-            <dd>{vid ? <ValueOf record={record} vid={vid} /> : <span class="soft">removed it</span>}</dd>
-          </div>
-        ))}
-        <div class="field"><dt>merged</dt><dd>{conflict.value ? <ValueOf record={record} vid={conflict.value} /> : <span class="soft">removed</span>}</dd></div>
-      </dl>
-    </div>
-  );
-}
+const Removed = ({ record, vid }) => (vid ? <ValueOf record={record} vid={vid} /> : <span class="soft">removed</span>);
 
-function Post({ record, step, post }) {
-  return (
-    <div class="field">
-      <dt>{post.field}<span class="k"> {post.operation}{post.at && step.started ? `, after ${duration(Math.max(0, post.at - step.started))}` : ""}</span></dt>
-      <dd>{post.value ? <ValueOf record={record} vid={post.value} /> : <span class="soft">no value</span>}</dd>
-    </div>
-  );
-}
+const Conflict = ({ record, conflict: { path, policy, base, values, winner, value } }) => (
+  <div class="card conflict">
+    <h3>{path.join(".")} <Tag tone="wait">{policy}</Tag></h3>
+    <dl>
+      {base && <Field name="before"><ValueOf record={record} vid={base} /></Field>}
+      {values.map(([author, vid]) => (
+        <Field key={author} name={<>{record.step(author)?.node ?? author}{winner === author && <span class="k"> won</span>}</>}><Removed record={record} vid={vid} /></Field>
+      ))}
+      <Field name="merged"><Removed record={record} vid={value} /></Field>
+    </dl>
+  </div>
+);
 
 export function Changes({ record, step }) {
-  const before = record.before(step.id);
   const [wrote, more] = useFew(Object.entries(step.wrote));
   const [posts, morePosts] = useFew(step.posts);
   return (
     <>
       {step.conflicts.map((conflict) => <Conflict key={conflict.path.join("\n")} record={record} conflict={conflict} />)}
-      {wrote.length > 0 && (
+      {wrote.length > 0 && <dl class="card">{wrote.map(([name, one]) => <Boundary key={name} what={name}><Change {...{ record, step, name }} wrote={one} /></Boundary>)}</dl>}
+      {more}
+      {posts.length > 0 && <h3 class="over">Posted while it ran</h3>}
+      {posts.length > 0 && (
         <dl class="card">
-          {wrote.map(([name, one]) => <Boundary key={name} what={name}><Change record={record} name={name} before={before.get(name)} wrote={one} /></Boundary>)}
+          {posts.map(({ seq, field, operation, at, value }) => (
+            <Field key={seq} name={<>{field}<span class="k"> {operation}{at && step.started ? `, after ${duration(Math.max(0, at - step.started))}` : ""}</span></>}><ValueOf record={record} vid={value} /></Field>
+          ))}
         </dl>
       )}
-      {more}
-      {posts.length > 0 && (
-        <>
-          <h3 class="over">Posted while it ran</h3>
-          <dl class="card">{posts.map((post) => <Post key={post.seq} record={record} step={step} post={post} />)}</dl>
-          {morePosts}
-        </>
-      )}
-      {!wrote.length && !posts.length && !step.conflicts.length && <p class="soft">{step.status === "done" ? "This step wrote nothing." : "This step has written nothing."}</p>}
+      {morePosts}
+      {!wrote.length && !posts.length && !step.conflicts.length && <p class="soft">This step wrote nothing.</p>}
     </>
   );
 }

@@ -7,7 +7,7 @@ import { Diff } from "./diff.jsx";
 import { amount, beginning, cost, count, duration, plural } from "./format.js";
 import { announce, useAnswer, useTitle } from "./hooks.js";
 import { isBookkeeping, nameOf } from "./names.js";
-import { Boundary, Kind, Problem, Status, Tag, Time, useListKeys } from "./parts.jsx";
+import { Boundary, Button, Field, Kind, Problem, Status, Tag, Time, useFew, useListKeys } from "./parts.jsx";
 import { partsOf } from "./parse.js";
 import { useRecord, useValues } from "./record.js";
 import { href } from "./route.js";
@@ -19,25 +19,19 @@ const textIn = (content) => partsOf(content).map((part) => (typeof part === "str
 
 // --- figures
 
-const SHOWN = { seconds: ["work", duration], waited: ["waited", duration], requests: ["LM calls", count], cost: ["cost", cost] };
+// The figures that are shown: [words, show, its two values].
+const FIGURES = [
+  ["work", duration, ({ seconds }) => seconds], ["waited", duration, ({ waited }) => (waited?.some(Boolean) ? waited : null)],
+  ["cost", cost, ({ cost: both }) => both], ["LM calls", count, ({ requests }) => requests],
+  ...["in", "out"].map((way, i) => [`tokens ${way}`, amount, ({ tokens }) => tokens?.map((one) => one?.[i])]),
+];
 
-// [name, show, before, after] of each figure; tokens are two.
-function figuresOf(figures) {
-  const found = Object.entries(figures).flatMap(([name, [a, b]]) => {
-    if (Array.isArray(a) || Array.isArray(b)) return [[`${name} in`, amount, a?.[0], b?.[0]], [`${name} out`, amount, a?.[1], b?.[1]]];
-    const [words, show] = SHOWN[name] ?? [name, count];
-    return [[words, show, a, b]];
-  });
-  return found.filter(([name, , a, b]) => name !== "waited" || a || b);
-}
-
-function Figure({ name, show, a, b }) {
+function Figure({ words, show, of: [a, b] }) {
   const share = a && b != null ? Math.round((100 * (b - a)) / a) : 0;
-  const tone = share < 0 ? "down" : share > 0 ? "up" : "soft";
   return (
     <div class="kpi">
-      <span class="faint">{name}</span>
-      <p class="num"><b>{show(b)}</b> {share !== 0 && <span class={tone}>{share < 0 ? "−" : "+"}{count(Math.abs(share))} %</span>}</p>
+      <span class="faint">{words}</span>
+      <p class="num"><b>{show(b)}</b> {share !== 0 && <span class={share < 0 ? "down" : "up"}>{share < 0 ? "−" : "+"}{count(Math.abs(share))} %</span>}</p>
       <span class="soft num">{a === b ? "the same" : `was ${show(a)}`}</span>
     </div>
   );
@@ -45,20 +39,15 @@ function Figure({ name, show, a, b }) {
 
 // --- the two runs
 
-function RunCard({ letter, run, other, at }) {
-  const { origin } = run ?? {};
-  const isCopy = origin && (origin.run === other?.id || origin.run === other?.run_id);
+function RunCard({ letter, run, other, records }) {
+  const { origin } = run;
+  const at = origin && records.map((record) => record.step(origin.at)).find(Boolean);
+  const from = origin && (origin.run === (other.id ?? other.run_id) ? (letter === "B" ? "A" : "B") : origin.run);
   return (
     <section class="card runcard" aria-label={`Run ${letter}`}>
-      <h2>
-        <span class={`ab ${letter.toLowerCase()}`}>{letter}</span>
-        <span class="one">{run?.thread || run?.id || "…"}</span>
-        {run && <Status status={run.status} />}
-      </h2>
+      <h2><span class={`ab ${letter.toLowerCase()}`}>{letter}</span><span class="one">{run.thread || run.id}</span><Status status={run.status} /></h2>
       <p class="soft">
-        {!run && " "}
-        {run && !origin && <>{run.graph}, <Time time={run.started} /></>}
-        {origin && <>copy of {isCopy ? (letter === "B" ? "A" : "B") : origin.run} after <b>{at ?? origin.at}</b></>}
+        {origin ? <>copy of {from} after <b>{at ? nameOf(at) : origin.at}</b></> : <>{run.graph}, <Time time={run.started} /></>}
         {origin?.wrote?.length > 0 && <>, with {origin.wrote.map((name, i) => <>{i > 0 && ", "}<code>{name}</code></>)} edited</>}
       </p>
     </section>
@@ -118,24 +107,22 @@ function answerText(asked, values) {
 
 // What was said in a step: the messages that it added, else the responses of its models.
 function saysOf(record, step, values) {
-  if (!step) return undefined;
-  const after = values.get(step.wrote.messages?.value);
-  if (Array.isArray(after)) {
-    const before = values.get(record.before(step.id).get("messages")?.value) ?? [];
-    const said = after.slice(Array.isArray(before) ? before.length : 0).filter(({ role }) => role === "assistant");
-    const calls = (one) => (one.tool_calls ?? []).map((call) => `\n→ ${call.function?.name ?? call.name}(${call.function?.arguments ?? ""})`).join("");
-    if (said.length) return said.map((one) => `${textIn(one.content)}${calls(one)}`).join("\n");
-  }
+  const { value: id, before } = messagesOf(record, step);
+  const said = Array.isArray(values.get(id)) ? values.get(id).slice(values.get(before)?.length ?? 0).filter(({ role }) => role === "assistant") : [];
+  const calls = (one) => (one.tool_calls ?? []).map((call) => `\n→ ${call.function?.name ?? call.name}(${call.function?.arguments ?? ""})`).join("");
+  if (said.length) return said.map((one) => `${textIn(one.content)}${calls(one)}`).join("\n");
   const responses = step.lm.filter((call) => !call.failed && call.response).map((call) => values.get(call.response));
   return responses.length ? responses.map((one) => (typeof one === "string" ? withoutMarks(one) : JSON.stringify(one, null, 2))).join("\n") : undefined;
 }
+
+// The ids of the messages after a step, and of those before it; inside of an agent's step they are those that it added.
+const messagesOf = (record, step) => ({ value: step.wrote.messages?.value, before: record.added(step, "messages") ? null : record.before(step.id).get("messages")?.value });
 
 // A response without the marks of DSPy's adapter.
 const withoutMarks = (text) => text.replace(/^\[\[ ## completed ## \]\]\s*$/m, "").replace(/^\[\[ ## (\w+) ## \]\]\s*/gm, "$1: ").trim();
 
 // The value of a changed name in a step.
 function partOf(record, step, name, values) {
-  if (!step) return undefined;
   if (name in step.wrote) return values.get(step.wrote[name].value);
   if (name.startsWith("prompt")) return promptsOf(step, values)[name.slice("prompt: ".length)];
   const special = {
@@ -150,30 +137,25 @@ function partOf(record, step, name, values) {
   return special[name]?.();
 }
 
-// The ids of the values that a pair's changes are made of.
+// The ids of the values that changes of a step are made of. An edit that one run has alone is compared with the values before it.
 function idsOf(record, step, names) {
   if (!step) return [];
-  const ids = names.map((name) => step.wrote[name]?.value);
-  if (names.includes("says")) ids.push(step.wrote.messages?.value, record.before(step.id).get("messages")?.value, ...step.lm.map((call) => call.response));
+  const ids = [...names.map((name) => step.wrote[name]?.value), step.call?.result, step.asked?.answer?.value];
+  if (names.includes("says")) ids.push(...Object.values(messagesOf(record, step)), ...step.lm.map((call) => call.response));
   if (names.some((name) => name.startsWith("prompt"))) ids.push(...step.lm.flatMap((call) => call.messages ?? []));
-  return [...ids, step.call?.result, step.asked?.answer?.value].filter((id) => id != null);
+  if (step.kind === "edit") ids.push(...names.map((name) => record.before(step.id).get(name)?.value));
+  return ids.filter((id) => id != null);
 }
-
-// An edit that one run has alone is compared with the values before it.
-const earlier = (record, step, names) =>
-  step?.kind === "edit" ? names.map((name) => record.before(step.id).get(name)?.value).filter((id) => id != null) : [];
-
-const allIds = (record, id, { changed }) => (id == null ? [] : [...idsOf(record, record.step(id), changed), ...earlier(record, record.step(id), changed)]);
 
 // The values of pairs in one of the runs, and whether all are there.
 function useSide(record, side, pairs) {
-  const ids = pairs.flatMap((pair) => allIds(record, pair[side], pair));
+  const ids = pairs.flatMap((pair) => idsOf(record, record.step(pair[side]), pair.changed));
   const values = useValues(record, ids);
   return [values, ids.every((id) => values.has(id))];
 }
 
 function Changes({ pair, a, b }) {
-  const [left, right] = [pair.a && a.step(pair.a), pair.b && b.step(pair.b)];
+  const [left, right] = [a.step(pair.a), b.step(pair.b)];
   const [[valuesA, thereA], [valuesB, thereB]] = [useSide(a, "a", [pair]), useSide(b, "b", [pair])];
   if (!thereA || !thereB) return <p class="soft" aria-busy="true">…</p>;
   // What an edit has changed, if the other run has not edited it.
@@ -182,13 +164,8 @@ function Changes({ pair, a, b }) {
   const after = (name) => (right ? partOf(b, right, name, valuesB) : unedited(a, left, valuesA, name));
   return (
     <dl class="card">
-      {pair.changed.map((name) => (
-        <div class="field" key={name}>
-          <dt>{name}</dt>
-          <dd><Boundary what="This difference"><Diff before={before(name)} after={after(name)} /></Boundary></dd>
-        </div>
-      ))}
-      {!pair.changed.length && <div class="field"><dt>equal</dt><dd class="soft">both did the same</dd></div>}
+      {pair.changed.map((name) => <Field key={name} name={name}><Boundary what="This difference"><Diff before={before(name)} after={after(name)} /></Boundary></Field>)}
+      {!pair.changed.length && <Field name="equal"><span class="soft">both did the same</span></Field>}
     </dl>
   );
 }
@@ -197,61 +174,44 @@ function Changes({ pair, a, b }) {
 
 const workOf = (step) => (step && step.kind !== "start" && step.kind !== "edit" ? Math.max(0, (step.seconds ?? 0) - (step.waited ?? 0)) : null);
 
+const Guides = ({ depth }) => Array.from({ length: Math.min(depth, 8) }, (_, i) => <span class="guide" key={i} />);
+
 function Row({ pair, a, b, most, open, onOpen }) {
-  const [left, right] = [pair.a && a.step(pair.a), pair.b && b.step(pair.b)];
-  const step = right || left;
-  const [was, now] = [workOf(left), workOf(right)];
-  const width = (seconds) => (seconds == null ? 0 : Math.max(2, (90 * seconds) / most));
+  const [left, right] = [a.step(pair.a), b.step(pair.b)];
+  const step = right ?? left;
+  const both = [workOf(left), workOf(right)];
   return (
     <li class={open ? "pairline on" : "pairline"}>
       <button type="button" class="pair" aria-expanded={open} onClick={onOpen}>
         <span class="faint" aria-hidden="true">{open ? "▾" : "▸"}</span>
         <span class="pairname">
-          {Array.from({ length: Math.min(pair.depth, 8) }, (_, i) => <span class="guide" key={i} />)}
-          <Kind kind={step?.kind} />
-          <b class="one">{step ? nameOf(step) : pair.node}</b>
-          {step?.visit > 1 && <span class="faint">×{step.visit}</span>}
-          {pair.a == null && <Tag tone="ok">only in B</Tag>}
-          {pair.b == null && <Tag tone="bad">only in A</Tag>}
+          <Guides depth={pair.depth} />
+          <Kind kind={step.kind} />
+          <b class="one">{nameOf(step)}</b>
+          {step.visit > 1 && <span class="faint">×{step.visit}</span>}
+          {!left && <Tag tone="ok">only in B</Tag>}
+          {!right && <Tag tone="bad">only in A</Tag>}
         </span>
         <span class="what one">{pair.changed.join(", ")}</span>
         <svg class="twobars" viewBox="0 0 92 14" aria-hidden="true">
-          <rect fill="var(--join)" y="1" width={width(was)} height="5" rx="2.5" />
-          <rect fill="var(--accent)" y="8" width={width(now)} height="5" rx="2.5" />
+          {both.map((work, i) => work != null && <rect key={i} fill={i ? "var(--accent)" : "var(--join)"} y={1 + 7 * i} width={Math.max(2, (90 * work) / most)} height="5" rx="2.5" />)}
         </svg>
-        <span class="pairtimes num">
-          {was != null && <span class={now == null ? "" : "faint"}>{duration(was)}</span>}
-          {was != null && now != null && <span class="faint"> → </span>}
-          {now != null && duration(now)}
-        </span>
+        <span class="pairtimes num">{both.filter((work) => work != null).map(duration).join(" → ")}</span>
       </button>
       {open && <div class="pairbody"><Changes pair={pair} a={a} b={b} /></div>}
     </li>
   );
 }
 
-const keepsBooks = (record, id) => id != null && isBookkeeping(record, record.step(id));
-
 // The first rows of a list, and more of them on request: thousands at once would stop the page.
 function Rows({ items, children }) {
-  const [most, setMost] = useState(MANY);
-  return (
-    <>
-      {items.slice(0, most).map(children)}
-      {items.length > most && (
-        <li class="pairline morerows">
-          <button type="button" class="btn small" onClick={() => setMost(most + MANY)}>Show {count(Math.min(MANY, items.length - most))} more of {count(items.length)}</button>
-        </li>
-      )}
-    </>
-  );
+  const [shown, more] = useFew(items, MANY);
+  return <>{shown.map(children)}{more && <li class="pairline morerows">{more}</li>}</>;
 }
 
 function Steps({ pairs: given, a, b }) {
-  const pairs = useMemo(
-    () => given.filter((pair) => (pair.a == null || a.step(pair.a)) && (pair.b == null || b.step(pair.b)) && !keepsBooks(a, pair.a) && !keepsBooks(b, pair.b)),
-    [given, a, b],
-  );
+  const shown = (record, id) => id == null || (record.step(id) && !isBookkeeping(record, record.step(id)));
+  const pairs = useMemo(() => given.filter((pair) => shown(a, pair.a) && shown(b, pair.b)), [given, a, b]);
   const lines = useMemo(() => linesOf(pairs), [pairs]);
   const list = useRef(null);
   const keyOf = (pair) => `${pair.a}\n${pair.b}`;
@@ -261,24 +221,21 @@ function Steps({ pairs: given, a, b }) {
   const [[, thereA], [, thereB]] = [useSide(a, "a", early), useSide(b, "b", early)];
   const begun = useRef(false);
   begun.current ||= thereA && thereB;
-  const most = useMemo(() => Math.max(1e-9, ...pairs.flatMap(({ a: x, b: y }) => [workOf(x && a.step(x)) ?? 0, workOf(y && b.step(y)) ?? 0]).slice(0, 50_000)), [pairs, a, b]);
+  const most = useMemo(() => Math.max(1e-9, ...pairs.flatMap(({ a: x, b: y }) => [workOf(a.step(x)) ?? 0, workOf(b.step(y)) ?? 0]).slice(0, 50_000)), [pairs, a, b]);
   const toggle = (key) => {
     const now = new Set(open);
     if (!now.delete(key)) now.add(key);
     setOpen(now);
   };
-  const fold = (wanted) => (event, typing) => {
+  const fold = (wanted) => () => {
     const on = document.activeElement;
-    if (typing || on?.getAttribute("aria-expanded") !== String(!wanted) || !list.current.contains(on)) return false;
-    on.click();
-    return true;
+    if (on?.getAttribute("aria-expanded") !== String(!wanted) || !list.current.contains(on)) return false;
+    return on.click();
   };
   useListKeys(list, ".pair, .equals", { ArrowRight: fold(true), ArrowLeft: fold(false) });
   const rows = lines.slice(0, MANY).filter(({ equal }) => !equal).map(({ at }) => keyOf(pairs[at[0]]));
   const all = rows.length > 0 && rows.every((key) => open.has(key));
-  const row = (pair) => (
-    <Row key={keyOf(pair)} {...{ pair, a, b, most }} open={open.has(keyOf(pair))} onOpen={() => toggle(keyOf(pair))} />
-  );
+  const row = (pair) => <Row key={keyOf(pair)} {...{ pair, a, b, most }} open={open.has(keyOf(pair))} onOpen={() => toggle(keyOf(pair))} />;
   if (!begun.current) return null;
   return (
     <>
@@ -286,12 +243,10 @@ function Steps({ pairs: given, a, b }) {
         <h2>Steps</h2>
         <span class="soft"><i class="key-a" /> A <i class="key-b" /> B</span>
         <del>only in A</del> <ins>only in B</ins>
-        <span class="room" />
-        <button type="button" class="btn small" disabled={!rows.length} onClick={() => setOpen(all ? new Set() : new Set([...open, ...rows]))}>
-          {all ? "Close all" : "Open all"}
-        </button>
+        <span class="grow" />
+        <Button small disabled={!rows.length} onClick={() => setOpen(new Set(all ? [] : [...open, ...rows]))}>{all ? "Close all" : "Open all"}</Button>
       </div>
-      <ol class="table pairs" ref={list} aria-label="Steps in pairs">
+      <ol class="card pairs" ref={list} aria-label="Steps in pairs">
         <Rows items={lines}>{({ at, equal }) => {
           if (!equal) return row(pairs[at[0]]);
           const key = `equal ${keyOf(pairs[at[0]])}`;
@@ -300,7 +255,7 @@ function Steps({ pairs: given, a, b }) {
             <>
               <li key={key} class="pairline">
                 <button type="button" class="equals" aria-expanded={open.has(key)} onClick={() => toggle(key)}>
-                  {Array.from({ length: Math.min(names[0].depth, 8) }, (_, i) => <span class="guide" key={i} />)}
+                  <Guides depth={names[0].depth} />
                   <span class="one">{plural(names.length, "equal step")}: {names.slice(0, NAMES).map(({ b: id }) => nameOf(b.step(id))).join(", ")}{names.length > NAMES && ", …"}</span>
                 </button>
               </li>
@@ -316,36 +271,23 @@ function Steps({ pairs: given, a, b }) {
 // --- the view
 
 // Without a second run: those of the same graph to choose from.
-function ChooseOther({ params, record }) {
-  const { graph, origin } = record?.run ?? {};
-  const { data, error } = useAnswer(record ? "runs" : null, { graph, limit: 50 });
-  const others = (data?.items ?? []).filter(({ thread, run_id: run }) => thread !== params.thread || (params.run && run !== params.run && run !== record.run.run_id));
+function ChooseOther({ params: { thread, run }, record }) {
+  const { data, error } = useAnswer(record ? "runs" : null, { graph: record?.run.graph, limit: 50 });
+  const others = (data?.items ?? []).filter((one) => one.thread !== thread || (run && run !== one.run_id));
   return (
     <section class="nothing" hidden={!data && !error}>
-      <h2>Compare {params.thread} with…</h2>
+      <h2>Compare {thread} with…</h2>
       {error && <Problem error={error} />}
-      {data && !others.length && <p>There is no other run of the graph {graph}. Copy this one with an edited state, from a step of it.</p>}
-      <ul class="nodes others">
-        {others.map(({ thread, run_id: run, status, started }) => (
-          <li key={`${thread}\n${run}`}>
-            <a class="btn" href={href("compare", { thread: params.thread, run: params.run, other_thread: thread, other_run: run })}>
-              {thread} <Status status={status} /> <span class="soft"><Time time={started} /></span>
-              {origin && origin.run.startsWith(`${thread}.`) && <Tag tone="ok">its origin</Tag>}
-            </a>
+      {data && !others.length && <p>There is no other run of its graph. Copy this one with an edited state, from a step of it.</p>}
+      <ul class="nodes">
+        {others.map((one) => (
+          <li key={one.run_id}>
+            <a class="btn" href={href("compare", { thread, run, other_thread: one.thread, other_run: one.run_id })}>{one.thread} <Status status={one.status} /> <Time time={one.started} /></a>
           </li>
         ))}
       </ul>
     </section>
   );
-}
-
-function nodeOf(origin, ...records) {
-  if (!origin) return undefined;
-  for (const record of records) {
-    const step = record?.step(origin.at);
-    if (step) return nameOf(step);
-  }
-  return undefined;
 }
 
 export function ComparePage({ params }) {
@@ -355,13 +297,12 @@ export function ComparePage({ params }) {
   const second = useRecord({ thread: otherThread ?? thread, run: otherThread ? otherRun : run });
   const [a, b] = [first.record, otherThread ? second.record : null];
   const path = a?.complete && b?.complete ? "compare" : null; // once, and again when one of them goes on
-  const { data, error, busy } = useAnswer(path, { thread, run, other_thread: otherThread, other_run: otherRun }, `${a?.position} ${b?.position}`);
+  const { data, error, busy } = useAnswer(path, { thread, run, other_thread: otherThread, other_run: otherRun }, { version: `${a?.position} ${b?.position}` });
   useEffect(() => {
     if (data) announce(`${plural(data.pairs.filter((pair) => !isEqual(pair)).length, "step differs", "steps differ")}`);
   }, [data]);
   const problem = error ?? first.error ?? (otherThread ? second.error : null);
-  const ready = data && path;
-  const [runA, runB] = [a?.run, b?.run];
+  const ready = data && path && otherThread;
   return (
     <>
       <Bar trail={[<h1>Compare</h1>]}>
@@ -373,13 +314,13 @@ export function ComparePage({ params }) {
           {problem && <Problem error={problem} old={Boolean(data)} />}
           {!otherThread && <ChooseOther params={params} record={a} />}
           {otherThread && !ready && !problem && <p class="reads">Reading both runs…</p>}
-          {ready && otherThread && (
+          {ready && (
             <>
               <div class="two">
-                <RunCard letter="A" run={runA} other={runB} at={nodeOf(runA?.origin, b, a)} />
-                <RunCard letter="B" run={runB} other={runA} at={nodeOf(runB?.origin, a, b)} />
+                <RunCard letter="A" run={a.run} other={b.run} records={[b, a]} />
+                <RunCard letter="B" run={b.run} other={a.run} records={[a, b]} />
               </div>
-              <div class="kpis card">{figuresOf(data.figures).map(([name, show, x, y]) => <Figure key={name} {...{ name, show }} a={x} b={y} />)}</div>
+              <div class="kpis card">{FIGURES.map(([words, show, pick]) => pick(data.figures) && <Figure key={words} {...{ words, show }} of={pick(data.figures)} />)}</div>
               <Steps key={`${thread} ${run} ${otherThread} ${otherRun}`} pairs={data.pairs} a={a} b={b} />
             </>
           )}

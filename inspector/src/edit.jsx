@@ -1,14 +1,14 @@
 // A copy of a thread that goes on from the state after a step, with fields that were edited.
 
 import { useEffect, useState } from "preact/hooks";
-import { Estimate, useAction } from "./acts.jsx";
+import { useAction } from "./acts.jsx";
 import { asTyped, Input, readInput } from "./answer.jsx";
 import { get, post } from "./api.js";
 import { same } from "./diff.jsx";
 import { useDraft } from "./drafts.js";
 import { plural } from "./format.js";
 import { announce } from "./hooks.js";
-import { Button, Dialog, Problem, Tag } from "./parts.jsx";
+import { Button, Dialog, Line, Problem, Tag } from "./parts.jsx";
 import { useValues } from "./record.js";
 import { go } from "./route.js";
 import { gist } from "./value.jsx";
@@ -54,16 +54,7 @@ function FieldEditor({ name, type, schema, value, draft, problems, onDraft }) {
         <code>{name}</code> <span class="faint">{type}</span> {changed && <Tag tone="wait">changed</Tag>} {!shown && <span class="soft">{gist(value)}</span>}
       </button>
       {shown && (
-        <Input
-          id={`edit-${name}`}
-          path={name}
-          label={name}
-          schema={schema}
-          root={schema}
-          problems={problems}
-          value={changed ? draft.typed : asTyped(schema, value, schema)}
-          onValue={(typed) => onDraft({ typed })}
-        />
+        <Input {...{ schema, problems }} id={`edit-${name}`} path={name} label={name} root={schema} value={changed ? draft.typed : asTyped(schema, value, schema)} onValue={(typed) => onDraft({ typed })} />
       )}
       {changed && <Button small onClick={() => onDraft(undefined)}>Undo</Button>}
     </div>
@@ -130,20 +121,13 @@ function CopyForm({ record, step, onClose }) {
   const changed = Object.keys(edits).length;
   return (
     <form class="answer copying" onSubmit={act} noValidate>
-      <p>
-        Makes another thread that goes on from the state after <code>{step.id}</code>, changed as below. <b>{thread}</b> stays as it is, and the
-        two can be compared.
-      </p>
-      <div class="line">
-        <label for="copy-to">Name of the new thread</label>
-        <input id="copy-to" value={to} autocomplete="off" spellcheck={false} required onInput={(event) => setDraft({ ...draft, to: event.target.value })} />
-      </div>
+      <p>Makes another thread that goes on from the state after <code>{step.id}</code>, changed as below. <b>{thread}</b> stays as it is, and the two can be compared.</p>
+      <Line id="copy-to" label="Name of the new thread" value={to} spellcheck={false} required onText={(text) => setDraft({ ...draft, to: text })} />
       <div class="edits">
         {fields.map((one) => <FieldEditor key={one.name} {...one} draft={edits[one.name]} problems={problems} onDraft={change(one.name)} />)}
         {fields.length < state.size && <p class="soft" aria-busy="true">…</p>}
       </div>
-      <label class="check"><input type="checkbox" checked={resume} onChange={(event) => setResume(event.target.checked)} />Run it at once</label>
-      {resume && <Estimate record={record} step={step} repeats="The copy may cost as much, or more on another path." />}
+      <label class="check"><input type="checkbox" checked={resume} onChange={(event) => setResume(event.target.checked)} />Run it at once: its nodes may call models, which costs money</label>
       {error && <Problem error={error} />}
       <footer>
         <span class="soft">{changed ? `${plural(changed, "field")} changed` : "nothing changed"}</span>

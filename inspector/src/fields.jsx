@@ -1,8 +1,8 @@
 // Contents of messages, fields of prompts, and the answers of models.
 
-import { useMemo, useState } from "preact/hooks";
+import { useMemo } from "preact/hooks";
 import { parseResponse, partsOf, valueOf } from "./parse.js";
-import { Tag } from "./parts.jsx";
+import { Field, Fold, Tag } from "./parts.jsx";
 import { Scalar, Value } from "./value.jsx";
 
 const size = (text) => `${Math.max(1, Math.round((text.length * 3) / 4096))} KB`;
@@ -50,34 +50,11 @@ function FieldValue({ of }) {
   if (Array.isArray(of) && of.some((part) => part && typeof part === "object" && typeof part.type === "string")) return <Content of={of} />;
   const value = valueOf(of);
   const tools = toolsIn(value);
-  if (tools) {
-    return (
-      <Fold words={tools.map(([name]) => name).join(", ")}>
-        {() => <Named of={tools.map(([name, description, given]) => [name, `${description}\n${given}`])} />}
-      </Fold>
-    );
-  }
+  if (tools) return <Fold words={tools.map(([name]) => name).join(", ")}>{() => <Named of={tools.map(([name, description, given]) => [name, `${description}\n${given}`])} />}</Fold>;
   if (isCalls(value, "tool_calls")) return <Named of={value.tool_calls.map((one) => [one.name, one.args])} />;
   if (isCalls(value, "tool_call_results")) return <Named of={value.tool_call_results.map((one) => [one.name ?? one.call_id, one.value, one.is_error])} />;
   return <Value of={value} />;
 }
-
-export function Fold({ words, open: start = false, children }) {
-  const [open, setOpen] = useState(start);
-  return (
-    <>
-      <button type="button" class="twist" aria-expanded={open} onClick={() => setOpen(!open)}>{words}</button>
-      {open && children()}
-    </>
-  );
-}
-
-export const Field = ({ name, title, out, children }) => (
-  <div class={`field${out ? " out" : ""}`}>
-    <dt title={title}>{name}</dt>
-    <dd>{children}</dd>
-  </div>
-);
 
 const about = (fields, name) => {
   const found = fields.find((field) => field.name === name);

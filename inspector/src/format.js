@@ -13,7 +13,7 @@ export function amount(n) {
   return n < 999_950 ? `${(n / 1000).toFixed(1)}k` : `${(n / 1e6).toFixed(n < 99.95e6 ? 2 : 1)}M`;
 }
 
-export const sum = (tokens) => (tokens ? (tokens[0] ?? 0) + (tokens[1] ?? 0) : 0);
+export const sum = (numbers) => (numbers ?? []).reduce((all, one) => all + (one ?? 0), 0);
 
 export const tokens = (pair) => (pair ? `${amount(pair[0])} → ${amount(pair[1])} tokens` : "–");
 

@@ -1,21 +1,18 @@
 // What the runs come to: four small charts over time, and tables of failures by cause, graphs, nodes and models.
 
 import { useState } from "preact/hooks";
-import { cost, count, duration, plural, when } from "./format.js";
-import { Problem, Tabs } from "./parts.jsx";
+import { cost, count, duration, sum, when } from "./format.js";
+import { Problem, Tabs, useFew } from "./parts.jsx";
 import { href } from "./route.js";
 
 const HIGH = 44;
 const WIDE = 240;
 const FEW = 5;
 
-const total = (tokens) => (Array.isArray(tokens) ? tokens[0] + tokens[1] : (tokens ?? 0));
-
-// Bars over time. `parts` gives a bucket's values from the bottom up, each with its colour.
-function Bars({ buckets, parts, label, at, onAt, onPick }) {
-  const stacks = buckets.map(parts);
-  const most = Math.max(...stacks.map((stack) => stack.reduce((all, [value]) => all + value, 0)), 0) || 1;
-  const step = WIDE / Math.max(buckets.length, 12);
+// Bars over time, each with parts from the bottom up: [value, colour].
+function Bars({ stacks, buckets, label, at, onAt, onPick }) {
+  const most = Math.max(...stacks.map((stack) => sum(stack.map(([value]) => value))), 0) || 1;
+  const step = WIDE / Math.max(stacks.length, 12);
   return (
     <svg class="bars" viewBox={`0 0 ${WIDE} ${HIGH}`} preserveAspectRatio="none" role="img" aria-label={label} onPointerLeave={() => onAt(null)}>
       <line class="base" x1="0" x2={WIDE} y1={HIGH - 0.5} y2={HIGH - 0.5} />
@@ -23,10 +20,10 @@ function Bars({ buckets, parts, label, at, onAt, onPick }) {
         let y = HIGH - 1;
         return (
           <g key={buckets[i].since} class={at === i ? "at" : undefined}>
-            {stack.map(([value, kind]) => {
-              const height = value ? Math.max(1.5, (value / most) * (HIGH - 3)) : 0;
+            {stack.filter(([value]) => value).map(([value, fill]) => {
+              const height = Math.max(1.5, (value / most) * (HIGH - 3));
               y -= height;
-              return height ? <rect key={kind} fill={kind} x={i * step + step * 0.12} y={y} width={step * 0.76} height={height} /> : null;
+              return <rect key={fill} fill={fill} x={i * step + step * 0.12} y={y} width={step * 0.76} height={height} />;
             })}
             <rect class="hit" x={i * step} y="0" width={step} height={HIGH} onPointerEnter={() => onAt(i)} onClick={() => onPick(buckets[i])} />
           </g>
@@ -36,99 +33,76 @@ function Bars({ buckets, parts, label, at, onAt, onPick }) {
   );
 }
 
-const percent = (part, whole) => (whole ? `${Math.round((100 * part) / whole)} %` : "0 %");
+// The charts: [name, figure, what is said below it, the bar of a bucket].
+const CHARTS = [
+  ["Runs", (b) => count(b.runs), (b) => (b.failed ? `${count(b.failed)} failed, ${Math.round((100 * b.failed) / b.runs)} %` : "none failed"),
+    (b) => [[b.failed, "var(--bad)"], [b.runs - b.failed, "var(--accent)"]]],
+  ["Time", (b) => duration(b.p50), (b) => `half of them; 95 % within ${duration(b.p95)}`,
+    (b) => [[b.p50, "var(--map)"], [Math.max(0, b.p95 - b.p50), "color-mix(in srgb, var(--map) 35%, transparent)"]]],
+  ["Tokens", (b) => count(sum(b.tokens)), (b) => `${count(b.tokens[0])} in, ${count(b.tokens[1])} out`, (b) => [[sum(b.tokens), "var(--lm)"]]],
+  ["Cost", (b) => cost(b.cost), (b) => (b.cost == null ? "a model has no price" : b.runs ? `${cost(b.cost / b.runs)} a run` : " "), (b) => [[b.cost, "var(--tool)"]]],
+];
 
-function Charts({ data, at, onAt, onPick }) {
+function Charts({ data, onPick }) {
   const { buckets } = data;
-  const one = at == null ? data : buckets[at];
-  const range = at == null ? null : when(buckets[at].since);
-  const chart = { buckets, at, onAt, onPick };
-  const cards = [
-    {
-      name: "Runs",
-      figure: count(one.runs),
-      more: one.failed ? <span class="bad">{count(one.failed)} failed, {percent(one.failed, one.runs)}</span> : "none failed",
-      parts: (b) => [[b.failed, "var(--bad)"], [b.runs - b.failed, "var(--accent)"]],
-      label: `Runs over time: ${plural(data.runs, "run")}, ${count(data.failed)} failed`,
-    },
-    {
-      name: "Time",
-      figure: duration(one.p50),
-      more: `half of them; 95 % within ${duration(one.p95)}`,
-      parts: (b) => [[b.p50 ?? 0, "var(--map)"], [Math.max(0, (b.p95 ?? 0) - (b.p50 ?? 0)), "color-mix(in srgb, var(--map) 35%, transparent)"]],
-      label: `Time over time: half of the runs took ${duration(data.p50)}, 95 % at most ${duration(data.p95)}`,
-    },
-    {
-      name: "Tokens",
-      figure: count(total(one.tokens)),
-      more: Array.isArray(one.tokens) ? `${count(one.tokens[0])} in, ${count(one.tokens[1])} out` : " ",
-      parts: (b) => [[total(b.tokens), "var(--lm)"]],
-      label: `Tokens over time: ${count(total(data.tokens))}`,
-    },
-    {
-      name: "Cost",
-      figure: one.cost == null ? "–" : cost(one.cost),
-      more: one.cost == null ? "a model has no price" : one.runs ? `${cost(one.cost / one.runs)} a run` : " ",
-      parts: (b) => [[b.cost ?? 0, "var(--tool)"]],
-      label: `Cost over time: ${data.cost == null ? "unknown" : cost(data.cost)}`,
-    },
-  ];
+  const [at, setAt] = useState(null);
+  const one = buckets[at] ?? data;
   return (
-    <div class="charts">
-      {cards.map(({ name, figure, more, parts, label }) => (
+    <div class="charts card">
+      {CHARTS.map(([name, figure, more, parts]) => (
         <figure class="chart" key={name}>
-          <figcaption><span>{name}</span><span class="soft">{range}</span></figcaption>
-          <p class="sumfigure num">{figure}</p>
-          <p class="soft sub one">{more}</p>
-          <Bars {...chart} parts={parts} label={label} />
+          <figcaption><span>{name}</span><span class="soft">{buckets[at] && when(buckets[at].since)}</span></figcaption>
+          <p class="sumfigure num">{figure(one)}</p>
+          <p class={`sub one ${name === "Runs" && one.failed ? "bad" : "soft"}`}>{more(one)}</p>
+          <Bars {...{ buckets, at, onPick }} stacks={buckets.map(parts)} onAt={setAt} label={`${name} over time: ${figure(data)}, ${more(data)}`} />
         </figure>
       ))}
     </div>
   );
 }
 
-function Figures({ rows, what, link }) {
-  return (
-    <table>
-      <thead>
-        <tr><th scope="col">{what}</th><th scope="col">Runs</th><th scope="col">Failed</th><th scope="col" class="opt">Half within</th><th scope="col">95 % within</th><th scope="col" class="opt">Tokens</th><th scope="col">Cost</th></tr>
-      </thead>
-      <tbody>
-        {rows.map((row) => (
-          <tr key={row.name}>
-            <th scope="row"><a href={link(row.name)}>{row.name}</a></th>
-            <td>{count(row.runs)}</td>
-            <td class={row.failed ? "bad" : "soft"}>{count(row.failed)}</td>
-            <td class="opt">{duration(row.p50)}</td>
-            <td>{duration(row.p95)}</td>
-            <td class="opt">{count(total(row.tokens))}</td>
-            <td>{row.cost == null ? "–" : cost(row.cost)}</td>
-          </tr>
-        ))}
-      </tbody>
-    </table>
-  );
-}
+// The columns of a table: [words, class, cell].
+const FIGURES = [
+  ["Runs", "", (row) => count(row.runs)], ["Failed", "", (row) => <span class={row.failed ? "bad" : "soft"}>{count(row.failed)}</span>],
+  ["Half within", "opt", (row) => duration(row.p50)], ["95 % within", "", (row) => duration(row.p95)],
+  ["Tokens", "opt", (row) => count(sum(row.tokens))], ["Cost", "", (row) => cost(row.cost)],
+];
+const CAUSES = [
+  ["Graph", "opt cellname", (row) => row.graph], ["Node", "cellname", (row) => row.node],
+  ["Runs", "", (row, most) => <span class="share"><svg viewBox="0 0 40 6" aria-hidden="true"><rect width={(40 * row.count) / most} height="6" rx="3" /></svg>{count(row.count)}</span>],
+];
 
 // The longest part of a message that has no number: what a search finds in all failures of one cause.
-const searched = (message) => (message ?? "").split(/[\d…#]+|\n/).reduce((best, part) => (part.trim().length > best.length ? part.trim() : best), "").slice(0, 80);
+const searched = (message) => (message ?? "").split(/[\d…#]+|\n/).map((part) => part.trim()).reduce((best, part) => (part.length > best.length ? part : best), "").slice(0, 80);
 
-function Causes({ rows, link }) {
-  const most = Math.max(...rows.map((row) => row.count));
+// The tables: [id, name, what a row is, columns, the filters that find its runs].
+const TABLES = [
+  ["failures", "Failures", "Cause", CAUSES, ({ graph, node, type, message }) => ({ status: "failed", graph, node, contains: searched(message) || type })],
+  ["graphs", "Graphs", "Graph", FIGURES, ({ name }) => ({ graph: name })],
+  ["nodes", "Nodes", "Node", FIGURES, ({ name }) => ({ node: name })],
+  ["models", "Models", "Model", FIGURES, ({ name }) => ({ model: name })],
+];
+
+function Rows({ of, to, data }) {
+  const [id, , what, columns, filters] = of;
+  const [rows, more] = useFew(data[id], FEW);
+  const most = Math.max(...data[id].map((row) => row.count));
+  if (!rows.length) return <p class="soft">{id === "failures" ? "No run has failed." : "Nothing to count yet."}</p>;
   return (
-    <table>
-      <thead><tr><th scope="col">Cause</th><th scope="col" class="opt">Graph</th><th scope="col">Node</th><th scope="col">Runs</th></tr></thead>
-      <tbody>
-        {rows.map((row) => (
-          <tr key={`${row.graph}\n${row.node}\n${row.type}\n${row.message}`}>
-            <th scope="row"><a href={link(row)}><b>{row.type}</b> {row.message}</a></th>
-            <td class="opt cellname">{row.graph}</td>
-            <td class="cellname">{row.node}</td>
-            <td><span class="share"><svg viewBox="0 0 40 6" aria-hidden="true"><rect width={(40 * row.count) / most} height="6" rx="3" /></svg>{count(row.count)}</span></td>
-          </tr>
-        ))}
-      </tbody>
-    </table>
+    <>
+      <table>
+        <thead><tr><th scope="col">{what}</th>{columns.map(([words, look]) => <th key={words} scope="col" class={look}>{words}</th>)}</tr></thead>
+        <tbody>
+          {rows.map((row, at) => (
+            <tr key={at}>
+              <th scope="row"><a href={to(filters(row))}>{row.name ?? <><b>{row.type}</b> {row.message}</>}</a></th>
+              {columns.map(([words, look, cell]) => <td key={words} class={look}>{cell(row, most)}</td>)}
+            </tr>
+          ))}
+        </tbody>
+      </table>
+      {more}
+    </>
   );
 }
 
@@ -136,35 +110,19 @@ const EMPTY = { runs: 0, failed: 0, p50: null, p95: null, tokens: [0, 0], cost: 
 
 export function Overview({ found: { data: found, error, busy }, params }) {
   const data = found ?? EMPTY;
-  const [at, setAt] = useState(null);
   const [tab, setTab] = useState(null);
-  const [all, setAll] = useState(false);
   if (error) return <Problem error={error} />;
   const to = (changes) => href("runs", { ...params, ...changes });
-  const pick = ({ since, until }) => (location.hash = to({ since, until }));
-  const tabs = [["failures", "Failures"], ["graphs", "Graphs"], ["nodes", "Nodes"], ["models", "Models"]]
-    .map(([id, name]) => ({ id, name, count: data[id].length }));
-  const shown = tab ?? (data.failures.length ? "failures" : "graphs");
-  const rows = all ? data[shown] : data[shown].slice(0, FEW);
-  const cause = ({ graph, node, type, message }) => to({ status: "failed", graph, node, contains: searched(message) || type });
-  const links = { graphs: (graph) => to({ graph }), nodes: (node) => to({ node }), models: (model) => to({ model }) };
+  const shown = TABLES.find(([id]) => id === (tab ?? (data.failures.length ? "failures" : "graphs")));
   return (
     <section class={found ? "overview" : "overview unread"} aria-label="Overview" aria-busy={busy}>
-      <Charts data={data} at={at != null && at < data.buckets.length ? at : null} onAt={setAt} onPick={pick} />
-      <div class="table sums">
+      <Charts data={data} onPick={({ since, until }) => (location.hash = to({ since, until }))} />
+      <div class="card sums">
         <div class="sumhead">
-          <Tabs label="Tables" tabs={tabs} selected={shown} onSelect={setTab} />
+          <Tabs label="Tables" tabs={TABLES.map(([id, name]) => ({ id, name, count: data[id].length }))} selected={shown[0]} onSelect={setTab} />
           {data.since && <span class="soft opt">counted since {when(data.since)}</span>}
         </div>
-        <div id="panel" role="tabpanel" aria-labelledby={`tab-${shown}`} tabIndex={0} class="sumrows">
-          {!rows.length && <p class="soft">{busy ? "…" : shown === "failures" ? "No run has failed." : "Nothing to count yet."}</p>}
-          {rows.length > 0 && (shown === "failures"
-            ? <Causes rows={rows} link={cause} />
-            : <Figures rows={rows} what={tabs.find(({ id }) => id === shown).name} link={links[shown]} />)}
-          {data[shown].length > FEW && (
-            <button type="button" class="btn small" onClick={() => setAll(!all)}>{all ? "Show fewer" : `Show all ${count(data[shown].length)}`}</button>
-          )}
-        </div>
+        <div id="panel" role="tabpanel" aria-labelledby={`tab-${shown[0]}`} tabIndex={0} class="sumrows">{found && <Rows key={shown[0]} of={shown} to={to} data={data} />}</div>
       </div>
     </section>
   );

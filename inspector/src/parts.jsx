@@ -52,13 +52,46 @@ export class Boundary extends Component {
   }
 }
 
-// The first entries of a list, and a button that shows the others.
+// The first entries of a list, and a button that shows as many more.
 export function useFew(items, most = 60) {
-  const [all, setAll] = useState(false);
-  const left = all ? 0 : items.length - most;
+  const [shown, setShown] = useState(most);
+  const left = items.length - shown;
   if (left <= 0) return [items, null];
-  return [items.slice(0, most), <Button small onClick={() => setAll(true)}>Show {count(left)} more</Button>];
+  return [items.slice(0, shown), <Button small onClick={() => setShown(shown + most)}>Show {count(Math.min(most, left))} more of {count(items.length)}</Button>];
 }
+
+export const Field = ({ name, title, out, children }) => (
+  <div class={out ? "field out" : "field"}><dt title={title}>{name}</dt><dd>{children}</dd></div>
+);
+
+// What a click on its words unfolds; `words` may depend on whether it is open.
+export function Fold({ words, open: start = false, look = "twist", children }) {
+  const [open, setOpen] = useState(start);
+  return (
+    <>
+      <button type="button" class={look} aria-expanded={open} onClick={() => setOpen(!open)}>{typeof words === "function" ? words(open) : words}</button>
+      {open && children()}
+    </>
+  );
+}
+
+export const Wrong = ({ id, words }) => words && <p id={`${id}-wrong`} class="bad wrong" role="alert">{words}</p>;
+
+// A text of a form with its label, and what is wrong with it. With `rows` it may be long.
+export function Line({ id, label, hint, wrong, rows, onText, children, ...rest }) {
+  const told = { id, autocomplete: "off", "aria-invalid": Boolean(wrong), "aria-describedby": wrong ? `${id}-wrong` : undefined, ...rest };
+  return (
+    <div class="inputline">
+      <label for={id}>{label} {hint && <span class="soft">{hint}</span>}</label>
+      {rows ? <textarea rows={rows} onInput={(event) => onText(event.target.value)} {...told} /> : <input onInput={(event) => onText(event.target.value)} {...told} />}
+      {children}
+      <Wrong id={id} words={wrong} />
+    </div>
+  );
+}
+
+// How many rows a text takes as it is edited.
+export const rowsFor = (text) => Math.min(16, Math.max(2, text.slice(0, 4000).split("\n").length + Math.floor(Math.min(4000, text.length) / 100)));
 
 export function Dialog({ title, onClose, children, wide }) {
   const ref = useRef(null);
@@ -98,10 +131,9 @@ export function moveFocus(container, selector, event) {
 
 // Those keys, j and k walk through a list, and "/" goes to its search; `more`: further keys.
 export function useListKeys(list, selector, more) {
-  const move = (event, typing) => (typing || !list.current ? false : moveFocus(list.current, selector, event));
-  const search = (event, typing) => (typing ? false : (document.getElementById("filter-contains")?.focus() ?? true));
+  const move = (event) => (list.current ? moveFocus(list.current, selector, event) : false);
   const walk = Object.fromEntries(["j", "k", "ArrowDown", "ArrowUp", "Home", "End"].map((key) => [key, move]));
-  useKeys({ ...walk, "/": search, Escape: (event) => event.target.blur?.(), ...more });
+  useKeys({ ...walk, "/": () => document.getElementById("filter-contains")?.focus(), Escape: (event) => event.target.blur?.(), ...more });
 }
 
 // `tabs`: [{id, name, count}]. What is selected stands in an element with the id "panel" and the role tabpanel.

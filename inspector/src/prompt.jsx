@@ -3,72 +3,52 @@
 import { useMemo, useState } from "preact/hooks";
 import { Again } from "./again.jsx";
 import { Diff, same } from "./diff.jsx";
-import { Answers, Calls, Content, Field, Fields, Fold, fits } from "./fields.jsx";
+import { Answers, Calls, Content, Fields, fits } from "./fields.jsx";
 import { cost, duration, plural, tokens } from "./format.js";
 import { parsePrompt, valueOf } from "./parse.js";
-import { Button, Tag, useFew } from "./parts.jsx";
-import { useValues } from "./record.js";
-import { Copy, Scalar, Text, Value } from "./value.jsx";
+import { Field, Fold, Tag, useFew } from "./parts.jsx";
+import { rulesOf, useValues } from "./record.js";
+import { Copy, Scalar, Text, usePages, Value } from "./value.jsx";
 
 const FEW = 6; // calls of which all are read at once: of more, those that are opened
 
 // --- what was sent
 
-function Demo({ demo, number, prompt }) {
-  return (
-    <div class="demo">
-      <div class="k">example {number}{demo.incomplete && ", not complete"}</div>
-      <dl class="card fields">
-        <Fields of={demo.inputs} known={prompt.inputs} />
-        <Fields of={demo.outputs} known={prompt.outputs} out />
-      </dl>
-    </div>
-  );
-}
-
 const WHO = { user: "user", assistant: "the model", tool: "result" };
 
-function Message({ message, prompt }) {
-  return (
-    <div class="demo">
-      <div class="k">{message.fields?.some(([name]) => name === "tool_call_results") ? "results" : (WHO[message.role] ?? message.role)} {message.name && <code>{message.name}</code>}</div>
-      <dl class="card fields">
-        {message.fields
-          ? <Fields of={message.fields} known={[...prompt.inputs, ...prompt.outputs]} out={message.role === "assistant"} />
-          : message.content?.length > 0 && <Field name="text"><Content of={message.content} /></Field>}
-        {message.calls?.length > 0 && <Calls of={message.calls} />}
-      </dl>
+const Message = ({ message: { role, name, fields, content, calls }, prompt }) => (
+  <div class="demo">
+    <div class="k">{fields?.some(([field]) => field === "tool_call_results") ? "results" : (WHO[role] ?? role)} {name && <code>{name}</code>}</div>
+    <dl class="card fields">
+      {fields ? <Fields of={fields} known={[...prompt.inputs, ...prompt.outputs]} out={role === "assistant"} /> : content?.length > 0 && <Field name="text"><Content of={content} /></Field>}
+      {calls?.length > 0 && <Calls of={calls} />}
+    </dl>
+  </div>
+);
+
+function Examples({ prompt }) {
+  const [shown, more] = useFew(prompt.demos, 8);
+  const demos = shown.map((demo, at) => (
+    <div class="demo" key={at}>
+      <div class="k">example {at + 1}{demo.incomplete && ", not complete"}</div>
+      <dl class="card fields"><Fields of={demo.inputs} known={prompt.inputs} /><Fields of={demo.outputs} known={prompt.outputs} out /></dl>
     </div>
-  );
+  ));
+  return <>{demos}{more}</>;
 }
 
-function Examples({ demos, prompt }) {
-  const [shown, more] = useFew(demos, 8);
-  return <>{shown.map((demo, at) => <Demo key={at} demo={demo} number={at + 1} prompt={prompt} />)}{more}</>;
-}
-
-// The last messages of a conversation first on the page are those that count: of a long one, the beginning is asked for.
-function Before({ talk, prompt }) {
-  const [all, setAll] = useState(false);
-  const hidden = all ? 0 : Math.max(0, talk.length - 12);
-  return (
-    <>
-      {hidden > 0 && <Button small onClick={() => setAll(true)}>Show {plural(hidden, "message")} before</Button>}
-      {talk.slice(hidden).map((message, at) => <Message key={hidden + at} message={message} prompt={prompt} />)}
-    </>
-  );
+// The messages before the last one, from the last page on: those count most.
+function Before({ prompt }) {
+  const [shown, first, pages] = usePages(prompt.talk, 12, "message", Infinity);
+  return <>{pages}{shown.map((message, at) => <Message key={first + at} message={message} prompt={prompt} />)}</>;
 }
 
 function Sent({ prompt }) {
   return (
     <dl class="card fields">
       <Field name="instructions"><Scalar of={prompt.instructions} /></Field>
-      {prompt.demos.length > 0 && (
-        <Field name="examples"><Fold words={plural(prompt.demos.length, "example")}>{() => <Examples demos={prompt.demos} prompt={prompt} />}</Fold></Field>
-      )}
-      {prompt.talk.length > 0 && (
-        <Field name="conversation"><Fold words={`${plural(prompt.talk.length, "message")} before`}>{() => <Before talk={prompt.talk} prompt={prompt} />}</Fold></Field>
-      )}
+      {prompt.demos.length > 0 && <Field name="examples"><Fold words={plural(prompt.demos.length, "example")}>{() => <Examples prompt={prompt} />}</Fold></Field>}
+      {prompt.talk.length > 0 && <Field name="conversation"><Fold words={`${plural(prompt.talk.length, "message")} before`}>{() => <Before prompt={prompt} />}</Fold></Field>}
       <Fields of={prompt.values} known={prompt.inputs} />
       {!prompt.values.length && !prompt.talk.length && <Field name="inputs"><span class="soft">none</span></Field>}
     </dl>
@@ -78,11 +58,11 @@ function Sent({ prompt }) {
 function Raw({ messages }) {
   const [shown, more] = useFew(messages, 20);
   return (
-    <div class="raw">
+    <div class="card raw">
       <Copy of={messages} />
       {shown.map((message, at) => (
         <div class="message" key={at}>
-          <div class="k">{message?.role ?? "message"} {message?.name && <code>{message.name}</code>}{message?.tool_call_id && <code> {message.tool_call_id}</code>}</div>
+          <div class="k">{message?.role ?? "message"} <code>{message?.name} {message?.tool_call_id}</code></div>
           {message?.role ? <Content of={message.content} /> : <Value of={message} />}
           {message?.tool_calls?.length > 0 && <Value of={message.tool_calls} />}
         </div>
@@ -111,11 +91,7 @@ function Differs({ before, after, failed }) {
   return (
     <div class="differs">
       <Fold words={<>Differs from the call before in <b>{names.join(", ")}</b></>} open={failed}>
-        {() => (
-          <dl class="card fields">
-            {names.map((name) => <Field key={name} name={name}><Diff before={before[name]} after={after[name]} /></Field>)}
-          </dl>
-        )}
+        {() => <dl class="card fields">{names.map((name) => <Field key={name} name={name}><Diff before={before[name]} after={after[name]} /></Field>)}</dl>}
       </Fold>
     </div>
   );
@@ -149,27 +125,28 @@ function Called({ record, step, about: known, calls, at, reads }) {
   const before = usePrompt(record, calls[at - 1], wanted);
   const response = useValues(record, wanted && call.response ? [call.response] : []).get(call.response);
   const [now, was] = [sent, before].map((one) => useMemo(() => one && partsOfPrompt(one.messages, one.parsed), [one]));
-  const recorded = call.messages.length > 0;
   const figures = [call.tokens[0] + call.tokens[1] > 0 && tokens(call.tokens), call.cost != null && cost(call.cost), duration(call.seconds)];
+  const words = label(calls, call, at);
+  const answered = response !== undefined && response !== null;
   return (
-    <section class="called" aria-label={label(calls, call, at)}>
+    <section class="called" aria-label={words}>
       <header>
-        <h3>{calls.length > 1 ? <button type="button" class="twist" aria-expanded={open} onClick={() => setOpen(!open)}>{label(calls, call, at)}</button> : label(calls, call, at)}</h3>
+        <h3>{calls.length > 1 ? <button type="button" class="twist" aria-expanded={open} onClick={() => setOpen(!open)}>{words}</button> : words}</h3>
         <Tag>{call.model}</Tag>
         {call.failed ? <Tag tone="bad">failed</Tag> : call.finish && <Tag tone={call.finish === "length" ? "wait" : "ok"}>{call.finish === "length" ? "cut at the limit" : call.finish}</Tag>}
         {call.cached && <Tag>from the cache</Tag>}
-        {sent?.parsed && response != null && !fits(response, sent.parsed) && <Tag tone="wait">not in the form that was asked for</Tag>}
+        {sent?.parsed && answered && !fits(response, sent.parsed) && <Tag tone="wait">not in the form that was asked for</Tag>}
         <span class="meta num">{figures.filter(Boolean).join(" · ")}</span>
       </header>
-      {call.failed && <div class="note bad"><span class="whole"><Text record={record} of={call.failed} /></span></div>}
-      {now && was && (open || reads) && <Differs before={was} after={now} failed={Boolean(calls[at - 1].failed) && last} />}
-      {open && recorded && !sent && <p class="soft" aria-busy="true">…</p>}
+      {call.failed && <div class="note bad"><Text record={record} of={call.failed} /></div>}
+      {now && was && <Differs before={was} after={now} failed={Boolean(calls[at - 1].failed) && last} />}
+      {open && call.messages.length > 0 && !sent && <p class="soft" aria-busy="true">…</p>}
       {open && sent && (
         <>
-          {sent.parsed ? <Sent prompt={sent.parsed} /> : <div class="card"><Raw messages={sent.messages} /></div>}
-          {response !== undefined && response !== null && <Answers response={response} prompt={sent.parsed} />}
+          {sent.parsed ? <Sent prompt={sent.parsed} /> : <Raw messages={sent.messages} />}
+          {answered && <Answers response={response} prompt={sent.parsed} />}
           <div class="under">
-            {sent.parsed && <Fold words={`Raw messages · ${sent.messages.length}`}>{() => <RawAll messages={sent.messages} response={response} />}</Fold>}
+            {sent.parsed && <Fold words={`Raw messages · ${sent.messages.length}`}>{() => <Raw messages={answered ? [...sent.messages, typeof response === "string" ? { role: "response", content: response } : { response }] : sent.messages} />}</Fold>}
             <Again record={record} step={step} about={known} index={step.lm.indexOf(call)} sent={sent} response={response} />
           </div>
         </>
@@ -178,16 +155,8 @@ function Called({ record, step, about: known, calls, at, reads }) {
   );
 }
 
-const RawAll = ({ messages, response }) => (
-  <div class="card">
-    <Raw messages={messages} />
-    {response != null && <div class="raw"><div class="message"><div class="k">response</div>{typeof response === "string" ? <Scalar of={response} /> : <Value of={response} />}</div></div>}
-  </div>
-);
-
 // Why there is no prompt to be shown.
-function Missing({ record }) {
-  const { hidden, lm_calls: kept } = record.run;
+function Missing({ record: { run: { hidden, lm_calls: kept } } }) {
   if (kept !== "full" && kept !== "function") {
     return (
       <div class="note">
@@ -197,14 +166,10 @@ function Missing({ record }) {
     );
   }
   if (!hidden) return <div class="note"><b>Of these calls no prompt is there.</b></div>;
-  const rules = Array.isArray(hidden) ? hidden.map((one) => (Array.isArray(one) ? one.join(".") : String(one))) : null;
   return (
     <div class="note">
       <b>Prompts and responses of this run are hidden.</b>
-      <p>
-        {rules ? <>Its program redacts {rules.map((one, at) => <>{at > 0 && ", "}<code key={one}>{one}</code></>)}. </> : "Its program redacts by a function. "}
-        A function as <code>record_lm_calls=</code> decides what of them may be shown.
-      </p>
+      <p>Its program redacts {hidden === "function" ? "by a function" : rulesOf(hidden)}. A function as <code>record_lm_calls=</code> decides what of them may be shown.</p>
     </div>
   );
 }

@@ -1,15 +1,17 @@
 // Everything that waits for an answer, oldest first; each is answered in place.
 
 import { useEffect, useRef, useState } from "preact/hooks";
-import { AnswerForm, draftKey, draftText, verdict } from "./answer.jsx";
+import { AnswerForm, draftKey, draftText } from "./answer.jsx";
+import { Given } from "./asked.jsx";
 import { hasDraft, useDraft } from "./drafts.js";
-import { beginning, firstLine, moment, plural } from "./format.js";
-import { announce, useKeys, useMedia, useNow, useTitle } from "./hooks.js";
-import { Boundary, Kind, Problem, Tag, Time } from "./parts.jsx";
-import { useRecord, useValues } from "./record.js";
-import { useRenewed } from "./renewed.js";
+import { beginning, duration, firstLine, moment, plural } from "./format.js";
+import { announce, useAnswer, useMedia, useNow, useTitle } from "./hooks.js";
+import { Boundary, Button, Field, Kind, Problem, Tag, Time, useListKeys } from "./parts.jsx";
+import { useRecord } from "./record.js";
 import { go, href } from "./route.js";
 import { Text, Value, ValueOf } from "./value.jsx";
+
+const SOON = 300; // milliseconds between two looks
 
 const address = ({ thread, run_id: run, question }) => ({ thread, run, id: question.id });
 
@@ -17,7 +19,7 @@ const kindOf = (question) => (question.call ? "tool" : "question");
 
 // What waits, and what has waited since the page was opened: an answer from elsewhere moves nothing under a reader's hand.
 function useWaiting() {
-  const { data, error, busy, renew } = useRenewed("questions", {});
+  const { data, error, busy, renew } = useAnswer("questions", {}, { every: SOON });
   const [known, setKnown] = useState([]);
   useEffect(() => {
     if (!data) return;
@@ -32,27 +34,20 @@ function useWaiting() {
 
 // "in 3 h", of a time to come in seconds since the epoch.
 function Expires({ at }) {
-  const now = useNow(at != null);
+  const left = at - useNow(at != null);
   if (at == null) return null;
-  const left = at - now;
-  const size = [[86_400, "d"], [3_600, "h"], [60, "min"], [1, "s"]].find(([one]) => Math.abs(left) >= one) ?? [1, "s"];
-  const words = `${Math.floor(Math.abs(left) / size[0])} ${size[1]}`;
+  const words = duration(Math.floor(Math.abs(left)));
   return <Tag tone={left < 600 ? "bad" : "wait"} title={moment(at)?.toLocaleString()}>{left < 0 ? `expired ${words} ago` : `expires in ${words}`}</Tag>;
 }
 
-function Entry({ item, selected }) {
+function Entry({ item, selected, onFocus }) {
   const { question, thread, since, gone } = item;
   return (
     <li>
-      <a class={`ask${gone ? " gone" : ""}`} href={href("questions", address(item))} aria-current={selected ? "true" : undefined} data-id={question.id}>
+      <a class={`ask${gone ? " gone" : ""}`} href={href("questions", address(item))} aria-current={selected ? "true" : undefined} onFocus={onFocus}>
         <Kind kind={kindOf(question)} />
         <span class="asktext">
-          <span class="askhead">
-            <b class="one">{thread}</b>
-            <span class="soft one">{question.node}</span>
-            <span class="room" />
-            <span class="faint"><Time time={since} /></span>
-          </span>
+          <span class="askhead"><b class="one">{thread}</b><span class="soft one">{question.node}</span><span class="grow" /><span class="faint"><Time time={since} /></span></span>
           <span class="askline">
             <span class="one">{firstLine(question.text) || "goes on with permission"}</span>
             {gone ? <Tag tone="ok">answered</Tag> : hasDraft(draftKey(question.id)) ? <Tag>draft</Tag> : null}
@@ -74,22 +69,9 @@ function Call({ call }) {
   return (
     <section class="card askcall" aria-label="The call">
       <header><Kind kind="tool" /><code>{call.name}</code><span class="soft">{plural(args.length, "argument")}</span></header>
-      <dl>
-        {args.map(([name, value]) => (
-          <div class="field" key={name}>
-            <dt>{name}</dt>
-            <dd><Value of={value} /></dd>
-          </div>
-        ))}
-      </dl>
+      <dl>{args.map(([name, value]) => <Field key={name} name={name}><Value of={value} /></Field>)}</dl>
     </section>
   );
-}
-
-function Given({ record, asked }) {
-  const { value: id } = asked.answer;
-  const words = verdict(asked, useValues(record, [id]).get(id));
-  return words ?? <ValueOf record={record} vid={id} />;
 }
 
 // Who answered a question, and what; and what was typed here for it, if anything.
@@ -101,26 +83,16 @@ function Answered({ thread, run, id, mine }) {
   if (error && !record) return <Problem error={error} />;
   return (
     <>
-      <div class="note ok" role="status">
-        {!record && "It waits no longer."}
-        {record && !answer && <>It waits no longer: the run is {record.run.status}.</>}
-        {answer && (
-          <>
-            <p>
-              <b>{mine ? "You have answered" : "Answered elsewhere"}</b>
-              {answer.by && <> by <b>{answer.by}</b></>} <span class="soft"><Time time={answer.at} /></span>
-            </p>
-            <div class="given"><Given record={record} asked={step.asked} /></div>
-            {answer.comment && <p>“<Text record={record} of={answer.comment} />”</p>}
-          </>
-        )}
+      <div role="status">
+        {!answer && <p class="note ok">It waits no longer{record ? `: the run is ${record.run.status}` : ""}.</p>}
+        {answer && <Given record={record} step={step} who={mine ? "You have answered" : "Answered elsewhere"} />}
         {step && <p><a href={href("run", { thread, run, step: step.id })}>Open the run</a></p>}
       </div>
       {draft && !mine && (
         <section class="card draft" aria-label="Your draft">
-          <header><b>Your draft</b><span class="soft">it was not sent</span><span class="room" />
-            <button type="button" class="btn small" onClick={() => navigator.clipboard?.writeText(draftText(draft))}>Copy</button>
-            <button type="button" class="btn small" onClick={clear}>Throw away</button>
+          <header><b>Your draft</b><span class="soft">it was not sent</span><span class="grow" />
+            <Button small onClick={() => navigator.clipboard?.writeText(draftText(draft))}>Copy</Button>
+            <Button small onClick={clear}>Throw away</Button>
           </header>
           <pre class="whole">{draftText(draft)}</pre>
         </section>
@@ -163,18 +135,7 @@ export function QuestionsPage({ params, about }) {
   // An address of a question that was answered before the page was opened: only the record knows it.
   const lost = params.id && at < 0 && !busy && params.thread;
   const item = items[at] ?? (narrow || lost ? null : items[0]);
-  const move = (event, typing) => {
-    const to = { j: at + 1, ArrowDown: at + 1, k: at - 1, ArrowUp: at - 1, Home: 0, End: items.length - 1 }[event.key];
-    if (typing || !items.length) return false;
-    const next = items[Math.max(0, Math.min(items.length - 1, to))];
-    go("questions", address(next), { replace: true });
-    requestAnimationFrame(() => list.current?.querySelector("[aria-current]")?.focus());
-    return true;
-  };
-  useKeys({
-    ...Object.fromEntries(["j", "k", "ArrowDown", "ArrowUp", "Home", "End"].map((key) => [key, move])),
-    Escape: (event, typing) => (typing ? event.target.blur() : params.id ? go("questions") : false),
-  });
+  useListKeys(list, ".ask", { Escape: (event, typing) => (typing ? event.target.blur() : params.id ? go("questions") : false) });
   useEffect(() => {
     if (!busy) announce(`${plural(open, "question")} waiting`);
   }, [busy, open]);
@@ -189,7 +150,7 @@ export function QuestionsPage({ params, about }) {
         <nav class="asklist" aria-label="Questions">
           <h1>{open ? plural(open, "question") : busy ? "Questions" : "Nothing waits"}</h1>
           {error && <Problem error={error} />}
-          <ol ref={list}>{items.map((one) => <Entry key={one.question.id} item={one} selected={one === item} />)}</ol>
+          <ol ref={list}>{items.map((one) => <Entry key={one.question.id} item={one} selected={one === item} onFocus={narrow ? undefined : () => go("questions", address(one), { replace: true })} />)}</ol>
         </nav>
       )}
       {(item || lost || !narrow) && (

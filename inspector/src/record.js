@@ -8,6 +8,9 @@ const AT_ONCE = 50; // values of one request
 const KEPT = 64; // steps of which the state is kept
 const OPEN = new Set(["running", "interrupted", "failed", "stopped", "crashed"]); // such a run may go on
 
+// The patterns of what is hidden, in words.
+export const rulesOf = (hidden) => hidden.map((one) => [one].flat().join(".")).join(", ");
+
 const within = (path, name) => (path ? `${path}/${name}` : name);
 
 export class Record {
@@ -123,6 +126,11 @@ export class Record {
     const step = this.step(id);
     if (!step) return new Map();
     return step.after.length ? this.state(step.after[0]) : new Map();
+  }
+
+  // Whether what a step wrote of a field is what it added to it: so the messages inside of an agent's step.
+  added(step, name) {
+    return name === "messages" && step.parent !== null;
   }
 
   // A step and all inside of it: they come right after it.

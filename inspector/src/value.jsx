@@ -3,6 +3,7 @@
 import { useState } from "preact/hooks";
 import { count, plural } from "./format.js";
 import { isRaw } from "./numbers.js";
+import { Fold } from "./parts.jsx";
 import { useValues } from "./record.js";
 
 const CHARACTERS = 2000;
@@ -32,20 +33,9 @@ export function usePages(items, size = PAGE, unit = "item", start = 0) {
   ];
 }
 
-// The beginning of a text: whole lines where they fit.
-function beginning(text) {
-  let end = Math.min(text.length, CHARACTERS);
-  for (let line = 0, at = -1; line < LINES; line += 1) {
-    at = text.indexOf("\n", at + 1);
-    if (at < 0 || at >= end) break;
-    if (line === LINES - 1) end = at;
-  }
-  return text.slice(0, end);
-}
-
 function LongText({ text, length = text.length, whole }) {
   const [open, setOpen] = useState(false);
-  const short = beginning(text);
+  const short = text.slice(0, CHARACTERS).split("\n", LINES).join("\n");
   if (length === text.length && text.length - short.length < CHARACTERS / 4) return <span class="text">{text}</span>;
   return (
     <>
@@ -106,20 +96,11 @@ function isShort(value) {
 
 function Parts({ of, depth }) {
   const list = Array.isArray(of);
-  const entries = list ? of : Object.entries(of);
-  const [shown, first, pages] = usePages(entries, PAGE, list ? "item" : "key");
+  const [shown, , pages] = usePages(list ? of.map((item, at) => [at + 1, item]) : Object.entries(of), PAGE, list ? "item" : "key");
   return (
     <>
       <ul class={list ? "items" : "keys"}>
-        {shown.map((entry, at) => {
-          const [key, item] = list ? [first + at + 1, entry] : entry;
-          return (
-            <li key={key}>
-              <span class="key">{key}</span>
-              <div><Node of={item} depth={depth + 1} /></div>
-            </li>
-          );
-        })}
+        {shown.map(([key, item]) => <li key={key}><span class="key">{key}</span><div><Node of={item} depth={depth + 1} /></div></li>)}
       </ul>
       {pages}
     </>
@@ -129,19 +110,13 @@ function Parts({ of, depth }) {
 function Node({ of, depth }) {
   const scalar = isScalar(of);
   const size = scalar ? 0 : Array.isArray(of) ? of.length : Object.keys(of).length;
-  const [open, setOpen] = useState(depth < 2 || (depth < 4 && size <= 6));
   if (scalar) return <Scalar of={of} />;
   if (!size) return <span class="v soft">{Array.isArray(of) ? "[]" : "{}"}</span>;
   if (depth && isShort(of)) return <span class="v">{lineOf(of, Infinity)}</span>;
-  if (!depth) return <Parts of={of} depth={depth} />;
-  return (
-    <>
-      <button type="button" class="twist" aria-expanded={open} onClick={() => setOpen(!open)}>
-        {plural(size, Array.isArray(of) ? "item" : "key")} <span class="soft">{!open && gist(of)}</span>
-      </button>
-      {open && <Parts of={of} depth={depth} />}
-    </>
-  );
+  const parts = () => <Parts of={of} depth={depth} />;
+  if (!depth) return parts();
+  const words = (open) => <>{plural(size, Array.isArray(of) ? "item" : "key")} <span class="soft">{!open && gist(of)}</span></>;
+  return <Fold words={words} open={depth < 2 || (depth < 4 && size <= 6)}>{parts}</Fold>;
 }
 
 const asText = (value) => (typeof value === "string" ? value : JSON.stringify(value, null, 2));
