@@ -7,13 +7,11 @@ NOT_YET: dict[str, str] = {
     "agents.agent_check": "FinderNode Repair SENT build_finder facts_around giving into_problems set_apart",
     "agents.arrivals": "Inbox LivePosts SENT",
     "agents.conversation": (
-        "ARGS COVERS CUTS FORCED HANDOFFS MESSAGES PROBLEMS TURN check_chat places_of_results text_by_name "
-        "without_none"
+        "ARGS COVERS CUTS FORCED HANDOFFS MESSAGES PROBLEMS TURN check_chat places_of_results text_by_name without_none"
     ),
     "agents.loop": "compiled literals members",
     "agents.mode": (
-        "Filler fill_text is_template names_in set_steps_apart step_count warning_message warning_of "
-        "with_valid_text"
+        "Filler fill_text is_template names_in set_steps_apart step_count warning_message warning_of with_valid_text"
     ),
     "agents.settle": "value_in",
     "agents.tool_action": (
