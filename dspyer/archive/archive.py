@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from datetime import datetime
 from typing import TYPE_CHECKING, Any, Literal, Self
 
 from dspyer.archive.archived_thread import ArchivedThread
-from dspyer.archive.finding import RunFilters, as_seconds, check_limit, check_name, cursor_of
+from dspyer.archive.finding import RunFilters, as_seconds, cursor_of
 from dspyer.archive.opening import open_for_reading
 from dspyer.archive.run_info import Page, RunInfo, Waiting, run_info
 from dspyer.errors import StoreError, ThreadError, names_options, suggestion
@@ -17,7 +17,7 @@ from dspyer.extend import Schema
 from dspyer.log.journal import CheckedStore
 from dspyer.log.reader import HistoryReader, check_thread_name
 from dspyer.log.time_travel import due_threads
-from dspyer.record import Overview, Record, examples_of
+from dspyer.record import Overview, Record, StepExamples, examples_of
 from dspyer.stores import Store
 from dspyer.stores.base import ListedRun, RunPlace, RunQuery
 from dspyer.values import json as encoding
@@ -57,17 +57,25 @@ class Archive:
         ImportError: it needs an extra that is not installed.
 
     Example:
+        >>> import dspy
         >>> from dspyer import END, START, Graph
         >>> from dspyer.stores import Memory
+        >>> from dspyer.testing import ScriptedLM
         >>> store = Memory()
-        >>> graph = Graph().add_node("half", lambda n: {"h": 1 / n},
-        ...     writes=["h"]).add_path(START, "half", END)
-        >>> run = graph.compile(store=store).thread("t-42").run({"n": 0})
-        >>> with Archive(store) as archive:
-        ...     for info in archive.runs(status="failed"):
-        ...         print(info.thread, info.steps, info.failure)
-        t-42 1 half (execution t-42.1/trunk:1, attempt 1): ZeroDivisionError:
-        division by zero
+        >>> graph = Graph().add_node("judge", dspy.Predict("text -> label"))
+        >>> _ = graph.add_interrupt("ok", question="Send it?", answer=bool,
+        ...     into="sent").add_path(START, "judge", "ok", END)
+        >>> with ScriptedLM([{"label": "spam"}]):
+        ...     run = graph.compile(store=store).thread("t-42").run({"text": "Win!"})
+        >>> archive = Archive(store)
+        >>> [(info.thread, info.status) for info in archive.runs(contains="win")]
+        [('t-42', 'interrupted')]
+        >>> [one.question.text for one in archive.questions()], archive.due()
+        (['Send it?'], [])
+        >>> archive.overview().runs, [one.label for one in archive.examples("judge")]
+        (1, ['spam'])
+        >>> [step.node for step in archive.thread("t-42").record().steps]
+        ['START', 'judge', 'ok']
     """
 
     def __init__(
@@ -134,19 +142,6 @@ class Archive:
         Raises:
             ValueError: if there is no such status, a number is negative, or `after` is not from a page.
             TypeError: if a name is no text, or a time no datetime.
-
-        Example:
-            >>> from dspyer import END, START, Graph
-            >>> from dspyer.stores import Memory
-            >>> store = Memory()
-            >>> graph = Graph().add_node("add", lambda n: {"n": n + 1},
-            ...     writes=["n"]).add_path(START, "add", END)
-            >>> runs = [graph.compile(store=store).thread(name).run({"n": 41})
-            ...     for name in ("a", "b")]
-            >>> page = Archive(store).runs(contains="42", limit=1)
-            >>> (page[0].thread, [info.thread for info in Archive(store).runs(
-            ...     after=page.next)])
-            ('b', ['a'])
         """
         where = RunFilters(status, graph, thread, since, until, contains, node, model, min_cost, min_seconds)
         return self._page(where._replace(after=after, limit=limit), last=False)
@@ -156,18 +151,6 @@ class Archive:
 
         Args:
             **filters: those of `runs`, which concern the last run of a thread.
-
-        Example:
-            >>> from dspyer import END, START, Graph
-            >>> from dspyer.stores import Memory
-            >>> store = Memory()
-            >>> graph = Graph().add_node("add", lambda n: {"n": n + 1},
-            ...     writes=["n"]).add_path(START, "add", END)
-            >>> t = graph.compile(store=store).thread("a")
-            >>> _ = t.run({"n": 1}), t.run({"n": 2})
-            >>> (len(Archive(store).runs()), [(info.thread, info.status)
-            ...     for info in Archive(store).threads()])
-            (2, [('a', 'completed')])
         """
         return self._page(RunFilters.of("threads", filters), last=True)
 
@@ -186,22 +169,8 @@ class Archive:
         Raises:
             ValueError: if `limit` is less than 1.
             TypeError: if `at` is no datetime, or `graph` no name.
-
-        Example:
-            >>> from datetime import timedelta
-            >>> from dspyer import END, START, Graph
-            >>> from dspyer.stores import Memory
-            >>> store = Memory()
-            >>> graph = Graph().add_interrupt("cool_down", question="Waits an hour.",
-            ...     answer=None, expires=3600)
-            >>> run = graph.add_path(START, "cool_down", END).compile(
-            ...     store=store).thread("t-42").run({})
-            >>> (Archive(store).due(), Archive(store).due(at=datetime.now()
-            ...     + timedelta(hours=2)))
-            ([], ['t-42'])
         """
-        check_limit(1 if limit is None else limit)
-        check_name("graph", graph)
+        RunFilters(graph=graph, limit=1 if limit is None else limit).query(last=True)  # raises for what is none
         return due_threads(self._reader.store, graph, as_seconds("at", at))[:limit]
 
     def overview(
@@ -218,36 +187,13 @@ class Archive:
 
         Returns:
             The figures of the newest 20,000 of these runs; printed, a table.
-
-        Example:
-            >>> from dspyer import END, START, Graph
-            >>> from dspyer.stores import Memory
-            >>> store = Memory()
-            >>> graph = Graph().add_node("add", lambda n: {"n": n + 1},
-            ...     writes=["n"]).add_path(START, "add", END)
-            >>> run = graph.compile(store=store).thread("t-42").run({"n": 1})
-            >>> found = Archive(store).overview()
-            >>> found.runs, found.failed, found.cost
-            (1, 0, 0.0)
         """
-        query = RunFilters(graph=graph, since=since, until=until).query(last=False)
-        return Overview.of(self._reader, query)
+        return Overview.of(self._reader, RunFilters(graph=graph, since=since, until=until).query(last=False))
 
     def questions(self) -> list[Waiting]:
         """All that waits for an answer, the longest first: the open questions of the last runs of threads.
 
         Copies without a run of their own are left out.
-
-        Example:
-            >>> from dspyer import END, START, Graph
-            >>> from dspyer.stores import Memory
-            >>> store = Memory()
-            >>> graph = Graph().add_interrupt("ok", question="Send it?", answer=bool,
-            ...     into="sent").add_path(START, "ok", END)
-            >>> run = graph.compile(store=store).thread("t-42").run({})
-            >>> [(one.thread, one.question.text)
-            ...     for one in Archive(store).questions()]
-            [('t-42', 'Send it?')]
         """
         filters = RunFilters(status="interrupted")
         waits = [one for one in self._listed(filters.query(last=True), filters) if one.run.thread == one.thread.name]
@@ -266,48 +212,8 @@ class Archive:
 
         Raises:
             LookupError: if no run has such a node; it lists those that they have.
-
-        Example:
-            >>> import dspy
-            >>> from dspyer import END, START, Graph
-            >>> from dspyer.stores import Memory
-            >>> from dspyer.testing import ScriptedLM
-            >>> store = Memory()
-            >>> program = Graph().add_node("judge", dspy.Predict("text -> label")
-            ...     ).add_path(START, "judge", END).compile(store=store)
-            >>> with ScriptedLM([{"label": "spam"}]):
-            ...     run = program.thread("t-42").run({"text": "Win!"})
-            >>> [(one.text, one.label)
-            ...     for one in Archive(store).examples("judge", status="completed")]
-            [('Win!', 'spam')]
         """
-        return examples_of(self.records(**filters), node).as_dspy(node)
-
-    def records(self, **filters: Any) -> Iterator[Record]:
-        """Yield the record of each run, newest first: all of them are read, one at a time.
-
-        Args:
-            **filters: those of `runs`; without `limit` all runs count.
-
-        Example:
-            >>> from dspyer import END, START, Graph
-            >>> from dspyer.stores import Memory
-            >>> store = Memory()
-            >>> graph = Graph().add_node("add", lambda n: {"n": n + 1},
-            ...     writes=["n"]).add_path(START, "add", END)
-            >>> run = graph.compile(store=store).thread("t-42").run({"n": 1})
-            >>> [len(record.steps) for record in Archive(store).records()]
-            [2]
-        """
-        chosen = RunFilters.of("records", filters)
-        while True:
-            page = self._page(chosen, last=False)
-            for info in page:
-                with suppress(ThreadError):  # it was deleted since
-                    yield ArchivedThread(self._reader, info.thread).record(info.run_id)
-            if page.next is None or "limit" in filters:
-                return
-            chosen = chosen._replace(after=page.next)
+        return self._examples(node, filters).as_dspy(node)
 
     def thread(self, name: str) -> ArchivedThread:
         """The history of a thread.
@@ -317,16 +223,6 @@ class Archive:
 
         Raises:
             ThreadError: if there is no such thread; it suggests names that look like it.
-
-        Example:
-            >>> from dspyer import END, START, Graph
-            >>> from dspyer.stores import Memory
-            >>> store = Memory()
-            >>> graph = Graph().add_node("add", lambda n: {"n": n + 1},
-            ...     writes=["n"]).add_path(START, "add", END)
-            >>> run = graph.compile(store=store).thread("t-42").run({"n": 1})
-            >>> [commit.node for commit in Archive(store).thread("t-42").history()]
-            ['START', 'add']
         """
         check_thread_name(name)
         store = self._reader.store
@@ -336,12 +232,7 @@ class Archive:
         return ArchivedThread(self._reader, name)
 
     def close(self) -> None:
-        """Closes the store, unless it was given as a store.
-
-        Example:
-            >>> from dspyer.stores import Memory
-            >>> Archive(Memory()).close()
-        """
+        """Closes the store, unless it was given as a store."""
         if not self._given:
             self._store.close()
 
@@ -353,6 +244,26 @@ class Archive:
 
     def __repr__(self) -> str:
         return f"<archive {self.address!r}>"
+
+    def _examples(self, node: str, filters: Mapping[str, Any]) -> StepExamples:
+        """The examples of a node, each with the step that it is of."""
+
+        def records() -> Iterator[Record]:
+            chosen = RunFilters.of("examples", filters)
+            while True:
+                page = self._page(chosen, last=False)
+                yield from self._records(page)
+                if page.next is None or "limit" in filters:
+                    return
+                chosen = chosen._replace(after=page.next)
+
+        return examples_of(records(), node)
+
+    def _records(self, infos: Iterable[RunInfo]) -> Iterator[Record]:
+        """Yield the records of some runs, one at a time."""
+        for info in infos:
+            with suppress(ThreadError):  # it was deleted since
+                yield ArchivedThread(self._reader, info.thread).record(info.run_id)
 
     def _page(self, filters: RunFilters, *, last: bool) -> Page[RunInfo]:
         query, read = filters.query(last=last), 0

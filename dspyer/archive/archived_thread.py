@@ -34,6 +34,10 @@ PAGE = 16
 class ArchivedThread(ReadsHistory):
     """The history of one stored thread. Made by `archive.thread(name)`; its methods are those of `Thread` that read.
 
+    Their `run` is the id of a run or its label, with which the ids of its commits begin (`"t-42.1"`); None for the last
+    one. They raise `ThreadError` if there is no such run, and `LookupError` if there is no such commit, or if a picture
+    or figures need a graph that the run has not stored.
+
     Attributes:
         name: its name.
 
@@ -58,41 +62,25 @@ class ArchivedThread(ReadsHistory):
         self._reader = reader
         self._thread_reader = ThreadReader(reader, name)
         self._records = FollowedRecords(reader, name)
-        self._readers: dict[str, ThreadReader] = {}
 
     @property
     def _past(self) -> ThreadReader:
         return self._thread_reader
 
     def info(self, run: str | None = None) -> RunInfo:
-        """The entry of a run in lists.
-
-        Args:
-            run: its id, or its label, with which the ids of its commits begin (`"t-42.1"`); None for the last run.
-        """
+        """The entry of a run in lists."""
         return run_info(self._reader, self._listed(run))
 
     def record(self, run: str | None = None) -> Record:
-        """A run as one value, as `Thread.record` gives it; `run` as in `info`.
-
-        Asked for again, it reads what was written since.
-
-        Raises:
-            ThreadError: if there is no such run.
-        """
+        """A run as one value, as `Thread.record` gives it. Asked for again, it reads what was written since."""
         return self._records.record(run)
 
     def items(self, node: str, run: str | None = None) -> Items:
-        """The items of a map, as `Thread.items` gives them; `run` as in `info`.
-
-        Raises:
-            KeyError: if there is no such map; it lists those that there are.
-            ThreadError: if there is no such run.
-        """
+        """The items of a map, as `Thread.items` gives them; a `KeyError` lists the maps that there are."""
         return self._records.items(node, run)
 
     def failures(self, run: str | None = None) -> tuple[Failure, ...]:
-        """The failures with which a run ended, each with its traceback; `run` as in `info`."""
+        """The failures with which a run ended, each with its traceback."""
         return failures_of_run(self._reader, self._listed(run))
 
     @property
@@ -116,24 +104,15 @@ class ArchivedThread(ReadsHistory):
     ) -> list[Commit]:
         """The commits of the thread, as `Thread.history` gives them, or of one of its runs.
 
-        Args:
-            inside: as there, as what follows `run`.
-            run: the id or the label of a run; None for all that led to the head of the thread.
-            first: the version with which the page begins.
-            count: the most commits of the page.
-            newest: whether the newest come first.
-
-        Raises:
-            LookupError: if there is no such run or commit.
+        All of them are those that led to the head of the thread; of a run, also those that a rerun has replaced.
         """
         if run is None:
             return super().history(inside, first=first, count=count, newest=newest)
         listed = self._listed(run)
-        begin = first_version(listed.run)
-        return self._reader_of(listed).history(inside, first, count, newest, floor=begin)
+        return self._reader_of(listed).history(inside, first, count, newest, floor=first_version(listed.run))
 
     def state(self, run: str | None = None) -> ImmutableState:
-        """The last state that all branches of a run shared: how the run has left it; `run` as in `info`."""
+        """The last state that all branches of a run shared: how the run has left it."""
         # Versions of a run that a rerun has replaced count along that run: those of the thread are other commits.
         reader = self._thread_reader if run is None else self._reader_of(self._listed(run))
         commits = self.history(run=run, newest=True, count=50)
@@ -144,23 +123,12 @@ class ArchivedThread(ReadsHistory):
         return ImmutableState({}) if version is None else reader.at(version)
 
     def graph(self, run: str | None = None) -> StoredGraph | None:
-        """The graph that made a run; `run` as in `info`.
-
-        Returns:
-            The graph, with `to_svg()`, `to_mermaid()` and `explain()`; None if the run has stored none.
-
-        Raises:
-            StoreError: if it has stored one that cannot be read.
-        """
+        """The graph that made a run, with `to_svg()`, `to_mermaid()` and `explain()`; None if it has stored none."""
         found = drawn_graph(self._reader.store, self._listed(run).run)
         return None if found is None else StoredGraph(found)
 
     def stats(self, run: str | None = None) -> Stats:
-        """Statistics of the nodes of a run, as `run.stats()`; `run` as in `info`. Reads the whole run.
-
-        Raises:
-            LookupError: if the run has stored no graph.
-        """
+        """Statistics of the nodes of a run, as `run.stats()`. Reads the whole run."""
         return count_stats([self._drawn(run)])
 
     def lm_calls(self, commit: int | str) -> tuple[LMCall, ...]:
@@ -168,9 +136,6 @@ class ArchivedThread(ReadsHistory):
 
         With those of items and graphs inside of its node. Messages and responses are there if they were recorded; of a
         run that hides values, only as its `record_lm_calls` function has left them.
-
-        Raises:
-            LookupError: if there is no such commit or execution.
         """
         return self._records.calls(self._thread_reader.id_of(commit))
 
@@ -181,20 +146,16 @@ class ArchivedThread(ReadsHistory):
         return self.record(run)
 
     def report(self, run: str | None = None) -> str:
-        """A run in words, as `run.report()` gives it, but for the reason of a stop; `run` as in `info`."""
+        """A run in words, as `run.report()` gives it, but for the reason of a stop."""
         return describe_run(self.record(run))
 
     def to_svg(self, run: str | None = None) -> str:
-        """The graph of a run with the path taken, as `run.to_svg()` draws it; `run` as in `info`.
-
-        Raises:
-            LookupError: if the run has stored no graph.
-        """
+        """The graph of a run with the path taken, as `run.to_svg()` draws it."""
         record = self._drawn(run)
         return draw_svg(record.graph, RunPath.of(record))
 
     def to_html(self, path: str | os.PathLike[str], run: str | None = None) -> Path:
-        """Write a run as one HTML file, as `Run.to_html` does; `run` as in `info`. Returns the path."""
+        """Write a run as one HTML file, as `Run.to_html` does. Returns the path."""
         return write_page(self.record(run), path)
 
     async def follow(self, after: int | str | None = None, *, interval: float = 0.2) -> AsyncIterator[Commit]:
@@ -204,13 +165,12 @@ class ArchivedThread(ReadsHistory):
             after: version or id of the last commit that is known; None begins with the first one.
             interval: seconds between two looks at the store.
         """
-        known = await run_in_thread(lambda: set[str]() if after is None else self._up_to(after))
-        settled = set[str]()
+        known = await run_in_thread(lambda: dict[str, bool]() if after is None else self._up_to(after))
         position = None
         while True:
             before = cancellation_count()
             now = await run_in_thread(self.position)
-            commits = await run_in_thread(lambda: self._unseen(known, settled)) if now not in ("", position) else ()
+            commits = await run_in_thread(lambda: self._unseen(known)) if now not in ("", position) else ()
             if cancellation_count() > before:
                 raise asyncio.CancelledError  # it was held back until the store had answered
             if not now:
@@ -235,24 +195,23 @@ class ArchivedThread(ReadsHistory):
     def __repr__(self) -> str:
         return f"<archived thread {self.name!r} in {self._reader.store.address}>"
 
-    def _up_to(self, commit: int | str) -> set[str]:
-        """The ids of the commits up to one."""
+    def _up_to(self, commit: int | str) -> dict[str, bool]:
+        """The ids of the commits up to one, as they are known to `follow`."""
         around = self._thread_reader.commits_around(commit)
         ids = [one.id for one in self.history()]
         name = around.commits[around.index_of(commit)].id
-        return set(ids[: ids.index(name) + 1] if name in ids else ids)
+        return dict.fromkeys(ids[: ids.index(name) + 1] if name in ids else ids, False)
 
-    def _unseen(self, known: set[str], settled: set[str]) -> list[Commit]:
-        """The commits that were not seen before, in the order of the history, which are noted.
+    def _unseen(self, known: dict[str, bool]) -> list[Commit]:
+        """The commits that are not known, in the order of the history, which are noted, with whether they are settled.
 
         Those behind one that was seen settled were seen: read back to one of these, also after a rerun.
         """
         count, found = PAGE, list[Commit]()
-        while len(found := self.history(newest=True, count=count)) == count and found[-1].id not in settled:
+        while len(found := self.history(newest=True, count=count)) == count and not known.get(found[-1].id):
             count *= 4
         new = [commit for commit in reversed(found) if commit.id not in known]
-        known.update(commit.id for commit in new)
-        settled.update(commit.id for commit in found if commit.version is not None)
+        known |= {commit.id: commit.version is not None for commit in found}
         return new
 
     # --- runs
@@ -262,14 +221,5 @@ class ArchivedThread(ReadsHistory):
 
     def _reader_of(self, listed: ListedRun) -> ThreadReader:
         """Reads a run and what it continues, as if the thread ended with it."""
-        run, store = listed.run, self._reader.store
-
-        def bounds() -> Bounds:
-            rows = store.rows(run.id, listed.last) or store.rows(run.id)
-            row = store.thread(self.name)
-            return (Point(run.id, rows[-1].seq) if rows else None), None if row is None else row.root
-
-        reader = self._readers.get(run.id)
-        if reader is None:
-            reader = self._readers[run.id] = ThreadReader(self._reader, self.name, bounds)
-        return reader
+        bounds: Bounds = (None if listed.last < 0 else Point(listed.run.id, listed.last)), listed.thread.root
+        return ThreadReader(self._reader, self.name, lambda: bounds)

@@ -18,6 +18,13 @@ ENDED = ("completed", "failed", "interrupted", "stopped")
 OPEN = ("running", "crashed")
 """The status of a run that has written no end."""
 
+TYPES: dict[str, tuple[Any, str]] = {
+    **dict.fromkeys(("graph", "thread", "node", "model"), (str, "name")),
+    "contains": (str, "text"),
+    **dict.fromkeys(("min_cost", "min_seconds"), (int | float, "number")),
+}
+"""What filters are, and how that is said."""
+
 SAID = ("node", "reason", "lm", "failed", "failure", "asked", "messages")
 """What the JSON form of a step has of texts that are no values."""
 
@@ -56,19 +63,19 @@ class RunFilters(NamedTuple):
             ValueError: a filter can be no number, no status or no cursor.
             TypeError: a filter is of another type.
         """
+        for name, (kinds, what) in TYPES.items():
+            if not isinstance(given := getattr(self, name), kinds | None):
+                raise TypeError(f"{name}={given!r}: give a {what}")
+        for name, least in {"min_cost": self.min_cost, "min_seconds": self.min_seconds}.items():
+            if least is not None and not least >= 0:
+                raise ValueError(f"{name}={least!r}: give a number that is 0 or more")
+        if isinstance(self.limit, bool) or int(self.limit) != self.limit or self.limit < 1:
+            raise ValueError(f"limit={self.limit!r}: give a whole number, 1 or more")
         known = (*ENDED, *OPEN)
         if self.status is not None and self.status not in known:
             raise ValueError(
                 f"no status {self.status!r}.{suggestion(self.status, known)} It is one of {list_names(known)}"
             )
-        for name in ("graph", "thread", "contains", "node", "model"):
-            check_name(name, getattr(self, name))
-        for name, least in {"min_cost": self.min_cost, "min_seconds": self.min_seconds}.items():
-            if not isinstance(least, int | float | None):
-                raise TypeError(f"{name}={least!r}: give a number")
-            if least is not None and not least >= 0:
-                raise ValueError(f"{name}={least!r}: give a number that is 0 or more")
-        check_limit(self.limit)
         # A store knows how runs have ended, and not whether the owner of one without an end is alive: it has one status
         # for those that run and those that have crashed.
         statuses = None if self.status is None else frozenset([self.status if self.status in ENDED else ""])
@@ -144,18 +151,6 @@ def said_in(form: Any) -> list[str]:
 
 
 # --- what is given
-
-
-def check_limit(limit: int) -> None:
-    """Raise `ValueError` for a number of runs that is none."""
-    if isinstance(limit, bool) or int(limit) != limit or limit < 1:
-        raise ValueError(f"limit={limit!r}: give a whole number, 1 or more")
-
-
-def check_name(option: str, name: object) -> None:
-    """Raise `TypeError` for a name that is no text."""
-    if not isinstance(name, str | None):
-        raise TypeError(f"{option}={name!r}: give a {'text' if option == 'contains' else 'name'}")
 
 
 def as_seconds(option: str, time: datetime | None) -> float | None:

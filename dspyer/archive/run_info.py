@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from datetime import UTC, datetime
 from typing import Any, NamedTuple, Self, TypeVar
 
@@ -141,33 +141,24 @@ class Waiting(NamedTuple):
 
 def run_info(reader: HistoryReader, listed: ListedRun) -> RunInfo:
     """The entry of a run in a list. Rows that cannot be read leave gaps, and the reason as its failure."""
-    gaps: list[Exception] = []
-
-    def read(what: Callable[[], T], otherwise: T) -> T:
-        try:
-            return what()
-        except Exception as error:  # noqa: BLE001 - whatever is wrong with this run, the others stay listed
-            gaps.append(error)
-            return otherwise
-
-    store = reader.store
-    listed, status = current_status(store, listed)
+    listed, status = current_status(reader.store, listed)
     thread, run, started, ending, last, _ = listed
-    at = Point(run.id, last)
-    row = listed.end
     # Of an end that cannot be read its status is known all the same: stores list runs by it.
-    ended = None if row is None else read(lambda: EndRow.of(row), None)
-    end = ended or EndRow(ending)
-    usage = sum_usage((end.usage,))
-    steps = read(lambda: count_steps(store, at), 0) if ended is None else end.steps
+    end, at, steps, cost = EndRow(ending), Point(run.id, last), 0, None
+    failures: tuple[Failure, ...] = ()
     questions: tuple[Question, ...] = ()
-    if status != "completed" and last >= 0:
-        questions = read(lambda: tuple([question for question, _ in waiting_at(reader, at)]), questions)
-    found: tuple[Failure, ...] = ()
-    if status != "completed":  # then its end was read, and has none
-        found = read(lambda: failures_of_run(reader, listed), found)
-    # Its own failures first: why the run failed says more than what could not be read of it.
-    failures = [*(one.model_copy(update={"traceback": ""}) for one in found), *map(unreadable, gaps)]
+    try:
+        if listed.end is not None:
+            end = EndRow.of(listed.end)
+            steps, cost = end.steps, end.cost
+        else:
+            steps = count_steps(reader.store, at)
+        if status != "completed" and last >= 0:
+            # Its own failures first: why the run failed says more than what cannot be read of it.
+            failures = failures_of_run(reader, listed)
+            questions = tuple([question for question, _ in waiting_at(reader, at)])
+    except Exception as error:  # noqa: BLE001 - whatever is wrong with this run, the others stay listed
+        failures = (*failures, Failure.of(error, node="archive"))
     return RunInfo(
         thread.name,
         run.id,
@@ -176,16 +167,11 @@ def run_info(reader: HistoryReader, listed: ListedRun) -> RunInfo:
         steps,
         datetime.fromtimestamp(started, UTC),
         None if end.ended is None else datetime.fromtimestamp(end.ended / 1_000, UTC),
-        usage,
-        None if ended is None else end.cost,
+        sum_usage((end.usage,)),
+        cost,
         questions,
-        next(iter(failures), None),
+        next((one.model_copy(update={"traceback": ""}) for one in failures), None),
     )
-
-
-def unreadable(error: Exception) -> Failure:
-    """The entry in a list of a run of which something cannot be read."""
-    return Failure.of(error, node="archive")
 
 
 def count_steps(store: Store, at: Point) -> int:

@@ -217,4 +217,4 @@ def test_examples_are_of_the_runs_that_are_chosen() -> None:
         archive.examples("judge")
     with pytest.raises(TypeError, match=r"no filter 'statu'.* Did you mean 'status'"):
         archive.examples("sort", statu="failed")
-    assert len([*archive.records(graph="Out", limit=2)]) == 2
+    assert len(archive.examples("sort", graph="Out", limit=2)) == 2
