@@ -8,7 +8,7 @@
     │   ├── PatchError (TypeError)
     │   ├── ImmutableError (TypeError)
     │   ├── UnsetFieldError (KeyError)
-    │   └── LMCallError                    messages of LM calls, and the function of `record_lm_calls=`
+    │   └── LMCallError                    messages of LM calls, `record_lm_calls=`
     ├── NodeOutputError (ValueError)       a node
     ├── NodeTimeoutError (TimeoutError)    a node
     ├── MapError, SearchError              their items and trials

@@ -17,6 +17,8 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from contextlib import suppress
 from copy import copy
 from dataclasses import replace
+from datetime import date, time
+from itertools import chain
 from operator import is_
 from types import GetSetDescriptorType, MemberDescriptorType
 from typing import Any, cast
@@ -33,6 +35,7 @@ from dspyer.events import (
     ConflictFound,
     Emitted,
     Event,
+    LMCall,
     MergedConflict,
     Posted,
     is_built_in,
@@ -67,9 +70,8 @@ def _attributes(value: Any) -> dict[str, Any] | None:
     cls = type(value)
     if cls is Opaque:
         found = json.loads(value.text).get("value")
-        return {
-            name: thaw(_decode(part)) for name, part in (found if type(found) is dict else {"value": found}).items()
-        }
+        parts = encoding.model_parts(found) if type(found) is dict else {"value": found}
+        return {name: thaw(_decode(part)) for name, part in parts.items()}
     if isinstance(value, BaseModel):
         declared = {name: getattr(value, name) for name in cls.model_fields if hasattr(value, name)}
         return {**declared, **(getattr(value, "__pydantic_extra__", None) or {})}
@@ -291,6 +293,15 @@ FEW = 16
 """Up to so many different beginnings, one regular expression for all is faster than a lookup at each character."""
 
 
+_GIVEN: dict[type, tuple[str, ...]] = {
+    Commit: ("patch",),
+    Emitted: ("value",),
+    LMCall: ("messages", "response"),
+    MergedConflict: ("base", "values", "value"),
+    Posted: ("value",),
+}
+"""The parts of events that hold values of the user."""
+
 _Copies = dict[int, BaseException]
 """By the id of an exception, the redacted copy of it."""
 
@@ -328,7 +339,7 @@ class Redactor:
         return replace(
             shown,
             # One that cannot be read is empty, and says why.
-            patch={name: self.redact(update) for name, update in shown.patch.items()} or shown.patch,
+            patch={name: self.redact(update, given=True) for name, update in shown.patch.items()} or shown.patch,
             reason=self.redact(shown.reason),
             failure=None if shown.failure is None else self.failure(shown.failure),
             failed_attempts=tuple(map(self.failure, shown.failed_attempts)),
@@ -343,12 +354,13 @@ class Redactor:
     def conflict(self, found: MergedConflict) -> MergedConflict:
         """The redacted form of a conflict."""
         shown = self.redaction.conflict(found)
-        values = tuple([(author, self.redact(value)) for author, value in shown.values])
-        return replace(shown, base=self.redact(shown.base), values=values, value=self.redact(shown.value))
+        values = tuple([(author, self.redact(value, given=True)) for author, value in shown.values])
+        base, value = self.redact(shown.base, given=True), self.redact(shown.value, given=True)
+        return replace(shown, base=base, values=values, value=value)
 
     def post(self, post: Posted) -> Posted:
         """The redacted form of a post."""
-        return replace(post, value=self.redact(self.redaction.update((post.field,), post.value)))
+        return replace(post, value=self.redact(self.redaction.update((post.field,), post.value), given=True))
 
     def field(self, name: str, value: Any, *, appended: bool = False) -> Any:
         """The redacted form of a frozen value of a field, or of an item of one: by its path, and of its texts."""
@@ -357,7 +369,7 @@ class Redactor:
         if isinstance(value, FrozenList) and self.redaction.patterns and not appended:
             return self._list(name, value)
         plain = thaw(value)
-        shown = self.redact(self.redaction.value((name,), plain, appended=appended))
+        shown = self.redact(self.redaction.value((name,), plain, appended=appended), given=True)
         return value if shown is plain else freeze(shown)
 
     def _list(self, name: str, value: FrozenList[Any]) -> Any:
@@ -369,7 +381,7 @@ class Redactor:
             seen, known, shown = self._items.get((name, index), (None, 0, None))
             if seen is not item or known != self.known:
                 plain = thaw(item)
-                shown = self.redact(self.redaction.at((name, index), plain))
+                shown = self.redact(self.redaction.at((name, index), plain), given=True)
                 shown = item if shown is plain else freeze(shown)
                 self._items[name, index] = item, self.known, shown
             found.append(shown)
@@ -420,10 +432,9 @@ class Redactor:
             for part, other in zip(parts, others, strict=True):
                 self._learn(part, other)
         elif value is not None and not isinstance(value, bool):
-            text = str(value)
-            if len(text) < SHORTEST or text == str(shown):
+            if str(value) == str(shown):
                 return
-            for form in _forms_of(text):
+            for form in chain.from_iterable(map(_forms_of, _texts_of(value))):
                 if form not in self._texts:
                     self._texts.add(form)
                     start = form[:SHORTEST]
@@ -465,9 +476,9 @@ class Redactor:
             return value if all(map(is_, parts, value.updates)) else Updates(*parts)
 
         def part_of(key: Any, part: Any) -> Any:
-            return self.redact(part, given=given or own or (emitted and key == "value"), copies=copies)
+            return self.redact(part, given=given or own or key in values, copies=copies)
 
-        emitted = isinstance(value, Emitted)
+        values = _GIVEN.get(type(value), ())
         own = isinstance(value, Event) and not is_built_in(value)
         try:
             shown = _with_parts(value, part_of)
@@ -632,8 +643,24 @@ class OutputRedaction:
         return self._hiding[0][0].settled(text)
 
 
+def _texts_of(value: Any) -> set[str]:
+    """The texts that show a value: `str`, `repr` and JSON of a time differ. Short ones are part of too many words."""
+    found = {str(value)}
+    if not isinstance(value, str):
+        found.add(_repr_of(value))
+        if isinstance(value, (date, time)):
+            found |= {value.isoformat(), value.isoformat().replace("+00:00", "Z")}
+    return {text for text in found if len(text) >= SHORTEST}
+
+
 def _forms_of(text: str) -> set[str]:
-    """A text, and its forms in JSON, in a `repr` and in the `repr` of bytes: logs, errors and tool calls show these."""
+    """A text, and its forms in logs, errors, tool calls and JSON, also in JSON that is itself in one of these."""
+    forms = _written(text)
+    return forms if len(forms) == 1 else forms.union(*map(_written, forms))
+
+
+def _written(text: str) -> set[str]:
+    """A text, and its forms in JSON, in a `repr` and in the `repr` of bytes."""
     within = repr("\"'" + text)[4:-1]  # of a longer text, which has quotes of both kinds
     written = [json.dumps(text, ensure_ascii=is_ascii)[1:-1] for is_ascii in (True, False)]
     return {text, repr(text)[1:-1], within, *written, repr(text.encode(errors="replace"))[2:-1]}

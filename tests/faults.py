@@ -496,8 +496,8 @@ FAULTS: tuple[Fault, ...] = (
     Fault(
         name="span_of_failed_attempt_unredacted",
         file="dspyer/tracing/spans.py",
-        old="elif self._hidden.redactors:  # what must",
-        new="elif self._hidden.redactors and not self.is_outermost:  # what must",
+        old="error, hides=bool(self._hidden.redactors))",
+        new="error, hides=bool(self._hidden.redactors) and not self.is_outermost)",
         loss="the span of a failed attempt or item exports the exception's text although redact= hides it",
         tests=("tests/runtime/test_spans.py", "tests/runtime"),
     ),

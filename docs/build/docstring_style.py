@@ -26,6 +26,6 @@ class DocstringStyle(griffe.Extension):
             decorator.callable_path == "pydantic.dataclasses.dataclass" for decorator in cls.decorators
         ):
             kind = griffe.ParameterKind.positional_or_keyword
-            fields = [m for m in cls.members.values() if isinstance(m, griffe.Attribute) and m.annotation]
+            fields = [m for m in cls.attributes.values() if m.annotation and "property" not in m.labels]
             given = [griffe.Parameter(f.name, annotation=f.annotation, kind=kind, default=f.value) for f in fields]
             cls.set_member("__init__", griffe.Function("__init__", parameters=griffe.Parameters(*given)))

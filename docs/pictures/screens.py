@@ -77,14 +77,14 @@ class Shot(NamedTuple):
 
 
 SHOTS = {
-    "runs": Shot("/runs"),
-    "run": Shot("/run?thread=reader-17"),
-    "prompt": Shot("/run?thread=reader-17&step=reader-17.1/trunk:1&tab=prompt"),
-    "compare": Shot("/compare?thread=reader-17&other_thread=reader-17-short"),
-    "questions": Shot("/questions", (1280, 640)),
+    "runs": Shot("/runs", (1280, 620)),
+    "run": Shot("/run?thread=reader-17", (1280, 720)),
+    "prompt": Shot("/run?thread=reader-17&step=reader-17.1/trunk:1&tab=prompt", (1280, 570)),
+    "compare": Shot("/compare?thread=reader-17&other_thread=reader-17-short", (1280, 560)),
+    "questions": Shot("/questions", (1280, 420)),
     "phone": Shot("/run?thread=reader-17", (390, 640)),
 }
-TEAM = {"conflict": Shot("/run?thread=switch&step=switch.1/trunk:5")}  # of examples/research_team.py
+TEAM = {"conflict": Shot("/run?thread=switch&step=switch.1/trunk:5", (1280, 680))}  # of examples/research_team.py
 
 
 def shoot(address: str, shots: dict[str, Shot]) -> None:

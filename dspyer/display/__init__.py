@@ -6,8 +6,7 @@ from dspyer.hints import lazy_names
 
 if TYPE_CHECKING:
     from dspyer.display.amounts import cost_text, count_of, duration_text
-    from dspyer.display.graph_svg import GraphDrawing, RunPath, draw_svg, drawing_of
-    from dspyer.display.mermaid import draw_mermaid
+    from dspyer.display.graph_svg import GraphDrawing, RunPath, draw_mermaid, draw_svg, drawing_of
     from dspyer.display.page_file import PAGE, drawn_graphs, json_bytes, write_page
     from dspyer.display.report import describe_run
     from dspyer.display.stats import Stats, count_stats
@@ -22,8 +21,7 @@ __all__ += ["cost_text", "write_page"]
 # By module. A program that draws nothing loads no drawings.
 _HOMES = {
     "amounts": "cost_text count_of duration_text",
-    "graph_svg": "GraphDrawing RunPath draw_svg drawing_of",
-    "mermaid": "draw_mermaid",
+    "graph_svg": "GraphDrawing RunPath draw_mermaid draw_svg drawing_of",
     "page_file": "PAGE drawn_graphs json_bytes write_page",
     "report": "describe_run",
     "stats": "Stats count_stats",

@@ -9,21 +9,24 @@ this and never cover each other. Edges that start the next round of a loop run i
 
 from __future__ import annotations
 
+import re
+import unicodedata
 from bisect import bisect_right, insort
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
+from html import escape as escape_html
 from itertools import pairwise
 from typing import Any, NamedTuple
 
 from dspyer import END, START
 from dspyer.display.amounts import count_of
 from dspyer.display.report import OUTCOMES, outcome
-from dspyer.display.svg import SMALL, Coordinates, angular, curve, document, draw_text, escape, fmt, shorten, text_width
 from dspyer.record import DrawnGraph, Record
 from dspyer.scheduler.topology import Edge, Rounds
 
+Coordinates = tuple[float, float]
 EdgeKey = tuple[str, str]  # an edge by source and target
 
 LABEL_LIMIT = 28  # characters; the whole label is in the tooltip
@@ -42,6 +45,26 @@ class DrawnNode(NamedTuple):
     y: float
     w: float
     h: float
+
+    @property
+    def left(self) -> float:
+        """The x of the left side."""
+        return self.x - self.w / 2
+
+    @property
+    def right(self) -> float:
+        """The x of the right side."""
+        return self.x + self.w / 2
+
+    @property
+    def top(self) -> float:
+        """The y of the upper side."""
+        return self.y - self.h / 2
+
+    @property
+    def bottom(self) -> float:
+        """The y of the lower side."""
+        return self.y + self.h / 2
 
 
 class DrawnEdge(NamedTuple):
@@ -105,12 +128,8 @@ def drawing_of(graph: DrawnGraph) -> GraphDrawing:
     grid = arrange(tuple(looks), [key for key, goes_back in back.items() if not goes_back])
     # The width of what is shown, not of the whole label: labels take part in the layout of the rows.
     widths = {key: _label_width(label) for key, label in labels.items()}
-    sizes = {node: _size(node, *look) for node, look in looks.items()}
-    layout = Layout(grid, sizes, [key for key, goes_back in back.items() if goes_back], widths)
-    nodes = [
-        DrawnNode(name, *look, shorten(name, NAME_LIMIT), name in heads, *map(_tenths, layout.boxes[name]))
-        for name, look in looks.items()
-    ]
+    nodes = {name: _unplaced(name, *look, name in heads) for name, look in looks.items()}
+    layout = Layout(grid, nodes, [key for key, goes_back in back.items() if goes_back], widths)
     edges = []
     for key, edge in merged.items():
         start, (x, y, anchor) = list(map(_tenths, layout.starts[key])), layout.labels.get(key, (None, None, None))
@@ -118,7 +137,7 @@ def drawing_of(graph: DrawnGraph) -> GraphDrawing:
         kinds = edge.conditional, back[key], edge.on_error
         at = x and _tenths(x), y and _tenths(y)
         edges.append(DrawnEdge(*key, layout.paths[key], start, *texts, *kinds, *at, anchor))
-    return GraphDrawing(graph.name, _tenths(layout.width), _tenths(layout.height), tuple(nodes), tuple(edges))
+    return GraphDrawing(graph.name, _tenths(layout.width), _tenths(layout.height), tuple(nodes.values()), tuple(edges))
 
 
 class RunPath(NamedTuple):
@@ -162,13 +181,13 @@ def draw_svg(graph: DrawnGraph, path: RunPath | None = None) -> str:
     return document(title, drawing.width, drawing.height, parts)
 
 
-def _size(node: str, shape: str, word: str) -> tuple[float, float]:
-    width = text_width(shorten(node, NAME_LIMIT))
-    if shape == "end":
-        return width + 28, 28.0
-    if shape == "interrupt":
-        return max(width + 48, 96.0), 46.0
-    return max(width + 32, 72.0), 46.0 if word else 38.0
+def _unplaced(name: str, shape: str, word: str, head: bool) -> DrawnNode:
+    """A node with the size of its box."""
+    label = shorten(name, NAME_LIMIT)
+    more, least, height = {"end": (28, 0, 28.0), "interrupt": (48, 96, 46.0)}.get(
+        shape, (32, 72, 46.0 if word else 38.0)
+    )
+    return DrawnNode(name, shape, word, label, head, 0.0, 0.0, _tenths(max(text_width(label) + more, least)), height)
 
 
 def _label_width(label: str) -> float:
@@ -215,7 +234,7 @@ _COLOURS = {"failed": "failed", "waits for an answer": "interrupt"}
 
 def _node(node: DrawnNode, path: RunPath | None) -> str:
     """One node: its shape, its colour and a word show its kind; on a path also how often it ran and why it ended."""
-    box, shape = NodeBox(node.x, node.y, node.w, node.h), node.shape
+    shape = node.shape
     visits, outcome = (1, "") if path is None else (path.visits.get(node.name, 0), path.ended.get(node.name, ""))
     hue = _COLOURS.get(outcome, shape)
     facts = [node.name] if shape == "end" else [f"{node.name}: {node.word or shape}"]
@@ -229,39 +248,36 @@ def _node(node: DrawnNode, path: RunPath | None) -> str:
         weight = "head" if outcome else weight
     parts = [f"<title>{escape(', '.join(facts))}</title>"]
     if shape == "map":
-        parts += [_rect(box, f"{hue} frame", 6, shift) for shift in (6.0, 3.0)]
+        parts += [_rect(node, f"{hue} frame", 6, shift) for shift in (6.0, 3.0)]
     if shape == "interrupt":
-        parts.append(_hexagon(box, f"{hue} {weight}"))
+        parts.append(_hexagon(node, f"{hue} {weight}"))
     else:
-        parts.append(_rect(box, f"{hue} {weight}", box.height / 2 if shape == "end" else 8))
+        parts.append(_rect(node, f"{hue} {weight}", node.h / 2 if shape == "end" else 8))
     if shape == "subgraph":
-        parts.append(_rect(NodeBox(box.x, box.y, box.width - 8, box.height - 8), f"{hue} frame", 5))
+        parts.append(_rect(node._replace(w=node.w - 8, h=node.h - 8), f"{hue} frame", 5))
     elif shape == "module":
-        inner = f"V{fmt(box.bottom)} M{fmt(box.right - 6)} {fmt(box.top)} V{fmt(box.bottom)}"
-        parts.append(f'<path d="M{fmt(box.left + 6)} {fmt(box.top)} {inner}" class="{hue} frame"/>')
+        inner = f"V{fmt(node.bottom)} M{fmt(node.right - 6)} {fmt(node.top)} V{fmt(node.bottom)}"
+        parts.append(f'<path d="M{fmt(node.left + 6)} {fmt(node.top)} {inner}" class="{hue} frame"/>')
     if not node.word:
-        parts.append(draw_text(box.x, box.y, node.label))
+        parts.append(draw_text(node.x, node.y, node.label))
     else:
-        parts += [draw_text(box.x, box.y - 6.5, node.label), draw_text(box.x, box.y + 10, node.word, "quiet")]
+        parts += [draw_text(node.x, node.y - 6.5, node.label), draw_text(node.x, node.y + 10, node.word, "quiet")]
     if visits > 1:
-        parts.append(draw_text(box.right + 3, box.top + 2, f"×{visits:,}", "quiet", "start"))
+        parts.append(draw_text(node.right + 3, node.top + 2, f"×{visits:,}", "quiet", "start"))
     group = "<g>" if visits or outcome else '<g class="idle">'
     return f"{group}{''.join(parts)}</g>"
 
 
-def _hexagon(box: NodeBox, classes: str) -> str:
-    tip, width = 12.0, box.width - 24.0
-    half = fmt(box.height / 2)
+def _hexagon(box: DrawnNode, classes: str) -> str:
+    tip, width = 12.0, box.w - 24.0
+    half = fmt(box.h / 2)
     path = f"M{fmt(box.left)} {fmt(box.y)} l{fmt(tip)} -{half} h{fmt(width)} l{fmt(tip)} {half}"
     return f'<path d="{path} l-{fmt(tip)} {half} h-{fmt(width)} z" class="{classes}"/>'
 
 
-def _rect(box: NodeBox, classes: str, radius: float, shift: float = 0.0) -> str:
+def _rect(box: DrawnNode, classes: str, radius: float, shift: float = 0.0) -> str:
     x, y = fmt(box.left + shift), fmt(box.top + shift)
-    return (
-        f'<rect x="{x}" y="{y}" width="{fmt(box.width)}" height="{fmt(box.height)}" rx="{fmt(radius)}" '
-        f'class="{classes}"/>'
-    )
+    return f'<rect x="{x}" y="{y}" width="{fmt(box.w)}" height="{fmt(box.h)}" rx="{fmt(radius)}" class="{classes}"/>'
 
 
 # --- rows and columns
@@ -273,35 +289,6 @@ EDGE_GAP = 22.0  # the same next to an edge that passes
 ROW_GAP = 21.0  # between rows
 SWEEPS = 8  # orders that are tried to reduce crossings
 ROUNDS = 160  # passes that move each cell to the mean of its neighbours
-
-
-class NodeBox(NamedTuple):
-    """The rectangle of a node, by its middle."""
-
-    x: float
-    y: float
-    width: float
-    height: float
-
-    @property
-    def left(self) -> float:
-        """The x of the left side."""
-        return self.x - self.width / 2
-
-    @property
-    def right(self) -> float:
-        """The x of the right side."""
-        return self.x + self.width / 2
-
-    @property
-    def top(self) -> float:
-        """The y of the upper side."""
-        return self.y - self.height / 2
-
-    @property
-    def bottom(self) -> float:
-        """The y of the lower side."""
-        return self.y + self.height / 2
 
 
 @dataclass(frozen=True, slots=True)
@@ -518,24 +505,24 @@ class Lane:
 class Layout:
     """All positions: of nodes and forward edges by their rows, then of the edges that go back.
 
-    `labelled` has the width of the label of each edge that has one.
+    The `boxes` of nodes get their places; `labelled` has the width of the label of each edge that has one.
     """
 
     def __init__(
         self,
         grid: Grid,
-        sizes: Mapping[str, Coordinates],
+        boxes: dict[str, DrawnNode],
         back: Sequence[EdgeKey],
         labelled: Mapping[EdgeKey, float],
     ) -> None:
-        self._rows, self._sizes, self._labelled = grid.rows, sizes, labelled
+        self._rows, self._boxes, self._labelled = grid.rows, boxes, labelled
         self._row = {cell: number for number, row in enumerate(grid.rows) for cell in row}
         # The cell of the label of each labelled forward edge: the first one, close to its source.
         self._named: dict[EdgeKey, Cell] = {}
         for cell in self._row:
             if not isinstance(cell, str) and cell[:2] in labelled:
                 self._named.setdefault(cell[:2], cell)
-        self._widths: dict[Cell, float] = {node: width for node, (width, _) in sizes.items()}
+        self._widths: dict[Cell, float] = {name: node.w for name, node in boxes.items()}
         self._widths |= {cell: labelled[key] for key, cell in self._named.items()}
         self._x = across(grid, self._widths)
         lanes = self._lanes(back)
@@ -548,11 +535,10 @@ class Layout:
             lane.x += shift
         self.width = max(edges) + shift + MARGIN
         self._tops, self._heights, self.height = self._down(lanes)
-        self.boxes = {
-            node: NodeBox(self._x[node], self._tops[row] + self._heights[row] / 2, *sizes[node])
-            for node, row in self._row.items()
-            if isinstance(node, str)
-        }
+        for name, node in boxes.items():
+            row = self._row[name]
+            y = self._tops[row] + self._heights[row] / 2
+            boxes[name] = node._replace(x=_tenths(self._x[name]), y=_tenths(y))
         self.paths: dict[EdgeKey, str] = {}
         self.starts: dict[EdgeKey, Coordinates] = {}
         self.labels: dict[EdgeKey, tuple[float, float, str]] = {}
@@ -607,7 +593,7 @@ class Layout:
         for number, row in enumerate(self._rows):
             at += ROW_GAP * bool(number) + CHANNEL * channels[number]
             tops.append(at)
-            tall = [self._sizes[cell][1] if isinstance(cell, str) else LABEL_HEIGHT * (cell in labels) for cell in row]
+            tall = [self._boxes[cell].h if isinstance(cell, str) else LABEL_HEIGHT * (cell in labels) for cell in row]
             heights.append(max(tall))
             at += heights[-1]
         return tops, heights, at + CHANNEL * channels[-1] + MARGIN
@@ -632,9 +618,9 @@ class Layout:
                     used[row] += 1
                     lane.ends[end] = self._tops[row] - CHANNEL * used[row] - 4
         for (node, _), ends in at_side.items():
-            step = min(14.0, (self.boxes[node].height - 12) / max(len(ends) - 1, 1))
+            step = min(14.0, (self._boxes[node].h - 12) / max(len(ends) - 1, 1))
             for i, (_, lane, end) in enumerate(sorted(ends, key=lambda item: item[0])):
-                lane.ends[end] = self.boxes[node].y + step * (i - (len(ends) - 1) / 2)
+                lane.ends[end] = self._boxes[node].y + step * (i - (len(ends) - 1) / 2)
 
     def _add_curves(self) -> None:
         """Adds the forward edges."""
@@ -643,7 +629,7 @@ class Layout:
             if not isinstance(cell, str):
                 chains.setdefault(cell[:2], []).append(cell)
         for key, end in self._ports(chains).items():
-            source = self.boxes[key[0]]
+            source = self._boxes[key[0]]
             points = [(source.x, source.bottom)]
             for cell in chains[key]:
                 row, x = self._row[cell], self._x[cell]
@@ -664,8 +650,8 @@ class Layout:
             coming.setdefault(key[1], []).append((self._x[cells[-1]], key))
         ports = {}
         for node, keys in coming.items():
-            box = self.boxes[node]
-            step = min(PORT, (box.width - 24) / max(len(keys) - 1, 1))
+            box = self._boxes[node]
+            step = min(PORT, (box.w - 24) / max(len(keys) - 1, 1))
             for i, (_, key) in enumerate(sorted(keys, key=lambda item: item[0])):
                 ports[key] = (box.x + step * (i - (len(keys) - 1) / 2), box.top)
         return ports
@@ -673,20 +659,221 @@ class Layout:
     def _add_lanes(self, lanes: Sequence[Lane]) -> None:
         """Adds the edges that go back."""
         for lane in lanes:
-            source, target = (self.boxes[node] for node in lane.key)
+            source, target = (self._boxes[node] for node in lane.key)
             leave, enter = lane.ends
             points: list[Coordinates] = [(lane.x, leave), (lane.x, enter)]
             if lane.at_side[0]:
-                points.insert(0, (source.x + lane.side * source.width / 2, leave))
+                points.insert(0, (source.x + lane.side * source.w / 2, leave))
             else:
                 points[:0] = [(source.x, source.bottom), (source.x, leave)]
             if lane.at_side[1]:
-                points.append((target.x + lane.side * target.width / 2, enter))
+                points.append((target.x + lane.side * target.w / 2, enter))
             else:
-                at = target.x + lane.side * (target.width / 2 - 12)
+                at = target.x + lane.side * (target.w / 2 - 12)
                 points += [(at, enter), (at, target.top)]
             self.paths[lane.key] = angular(points)
             self.starts[lane.key] = points[0]
             if lane.key in self._labelled:
                 anchor = "start" if lane.side > 0 else "end"
                 self.labels[lane.key] = (lane.x + 7 * lane.side, (leave + enter) / 2, anchor)
+
+
+# --- the parts of a picture: it follows the light or dark setting of the reader, and loads nothing from elsewhere; all
+# style rules are scoped to it, because a notebook inserts it into a page as it is
+
+FONT_SIZE = 13.5
+SMALL = 11.5  # for labels and details
+CORNER = 9.0
+
+_HUES = {  # class: (fill, stroke) by day, by night
+    "ground": (("#ffffff", "#e3e6ee"), ("#1c1f29", "#333847")),
+    "mask": (("#ffffff", "none"), ("#1c1f29", "none")),
+    "function": (("#f5f6fb", "#8a93ab"), ("#272b38", "#77819c")),
+    "module": (("#e7f1ff", "#3f7fd6"), ("#1b2d47", "#5b9bf0")),
+    "subgraph": (("#f3ebff", "#8457c9"), ("#33254b", "#ab85e8")),
+    "map": (("#fff1e2", "#d98324"), ("#40301c", "#e9a254")),
+    "interrupt": (("#dff5f4", "#1f8f8b"), ("#14393a", "#45bdb8")),
+    "tool": (("#e9f7ec", "#3f9b57"), ("#1d3626", "#62bf7c")),
+    "check": (("#fff5d1", "#b08400"), ("#3d3413", "#dcb23c")),
+    "end": (("#e9ebf2", "#8a93ab"), ("#333847", "#77819c")),
+    "failed": (("#ffe9e7", "#cf3d30"), ("#4a2320", "#f0776b")),
+    "line": (("none", "#6b7389"), ("none", "#97a0b8")),
+    "tip": (("#6b7389", "none"), ("#97a0b8", "none")),
+}
+_TEXTS = {  # class: colour by day, by night
+    "name": ("#1f2430", "#e6e8ef"),
+    "quiet": ("#5d667a", "#a3acc0"),
+}
+_FONTS = 'system-ui, -apple-system, "Segoe UI", "DejaVu Sans", sans-serif'
+_RULES = (
+    f".dspyer text {{ font-family: {_FONTS}; font-size: {FONT_SIZE}px; font-weight: 600; stroke: none }}",
+    f".dspyer text.small {{ font-size: {SMALL}px; font-weight: 400 }}",
+    ".dspyer .frame { stroke-width: 1.2 }",
+    ".dspyer .head { stroke-width: 3 }",
+    ".dspyer .line { stroke-width: 1.5 }",
+    ".dspyer .back { stroke-dasharray: 5 4 }",
+    ".dspyer .error { stroke-dasharray: 2 3 }",
+    ".dspyer .taken { stroke-width: 3 }",
+    ".dspyer .idle { opacity: 0.45 }",
+)
+_CONTROL = re.compile("[\x00-\x1f\x7f-\x9f\ud800-\udfff\ufffe\uffff]+")
+
+
+def escape(text: str) -> str:
+    """A text escaped for SVG content and attributes; characters that XML forbids become spaces.
+
+    Example:
+        >>> escape('a < "b"')
+        'a &lt; &quot;b&quot;'
+    """
+    return escape_html(_CONTROL.sub(" ", text))
+
+
+def shorten(text: str, limit: int) -> str:
+    """A text on one line, cut to `limit` characters.
+
+    Example:
+        >>> shorten("a long way home", 8)
+        'a long …'
+    """
+    line = " ".join(_CONTROL.sub(" ", text).split())
+    return line if len(line) <= limit else line[: limit - 1] + "…"
+
+
+def text_width(text: str, size: float = FONT_SIZE) -> float:
+    """The estimated width of a text in pixels. The font of the reader is unknown, so a wide one is assumed."""
+    return size * sum(_width(character) for character in text)
+
+
+def _width(character: str) -> float:
+    if unicodedata.combining(character):
+        return 0.0
+    if unicodedata.east_asian_width(character) in "WF":
+        return 1.05
+    if character in "ijlI.,:;'|!()[] ":
+        return 0.38
+    if character in "mwMW@%—":
+        return 0.95
+    return 0.72 if character.isupper() else 0.63
+
+
+def fmt(value: float) -> str:
+    """A length as SVG text, with one decimal at most.
+
+    Example:
+        >>> fmt(12.0), fmt(12.34)
+        ('12', '12.3')
+    """
+    return f"{round(value, 1) + 0.0:.1f}".removesuffix(".0")  # adding 0.0 turns -0.0 into 0.0
+
+
+def draw_text(x: float, y: float, words: str, kind: str = "name", anchor: str = "middle") -> str:
+    """A line of text whose vertical middle is `y`."""
+    classes = kind if kind == "name" else f"{kind} small"
+    dy = (FONT_SIZE if kind == "name" else SMALL) * 0.35
+    return f'<text x="{fmt(x)}" y="{fmt(y + dy)}" class="{classes}" text-anchor="{anchor}">{escape(words)}</text>'
+
+
+def document(title: str, width: float, height: float, parts: Iterable[str]) -> str:
+    """A whole SVG document of `parts` in drawing order, sized in pixels; `title` describes it for screen readers."""
+    w, h = fmt(width), fmt(height)
+    body = "\n".join(f"  {part}" for part in parts)
+    # A page with several pictures has this id several times: they are all the same, so it may take any.
+    return (
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {w} {h}" width="{w}" height="{h}" class="dspyer" '
+        f'role="img" aria-label="{escape(title)}">\n'
+        f"  <title>{escape(title)}</title>\n"
+        f"  <style>\n{_style()}\n  </style>\n"
+        '  <defs><marker id="dspyer-tip" viewBox="0 0 8 8" refX="7.5" refY="4" markerWidth="8" markerHeight="8" '
+        'markerUnits="userSpaceOnUse" orient="auto"><path d="M0 0.5 L8 4 L0 7.5 z" class="tip"/></marker></defs>\n'
+        f'  <rect x="0.5" y="0.5" width="{fmt(width - 1)}" height="{fmt(height - 1)}" rx="10" class="ground"/>\n'
+        f"{body}\n</svg>\n"
+    )
+
+
+def _style() -> str:
+    day = [f".dspyer .{name} {{ fill: {fill}; stroke: {stroke} }}" for name, ((fill, stroke), _) in _HUES.items()]
+    day += [f".dspyer text.{name} {{ fill: {colour} }}" for name, (colour, _) in _TEXTS.items()]
+    night = [f".dspyer .{name} {{ fill: {fill}; stroke: {stroke} }}" for name, (_, (fill, stroke)) in _HUES.items()]
+    night += [f".dspyer text.{name} {{ fill: {colour} }}" for name, (_, colour) in _TEXTS.items()]
+    # Those of the night come last: they weigh as much as those of the day, and the last one counts.
+    lines = [f"    {rule}" for rule in (*_RULES, *day)]
+    lines += ["    @media (prefers-color-scheme: dark) {", *(f"      {rule}" for rule in night), "    }"]
+    return "\n".join(lines)
+
+
+def curve(points: Sequence[Coordinates]) -> str:
+    """A smooth SVG path downwards, which passes all its points straight down."""
+    path = [f"M{fmt(points[0][0])} {fmt(points[0][1])}"]
+    for (x0, y0), (x1, y1) in pairwise(points):
+        middle = (y0 + y1) / 2
+        path.append(f"V{fmt(y1)}" if x0 == x1 else "C" + " ".join(map(fmt, (x0, middle, x1, middle, x1, y1))))
+    return " ".join(path)
+
+
+def angular(points: Sequence[Coordinates]) -> str:
+    """An SVG path of vertical and horizontal lines with round corners.
+
+    Example:
+        >>> angular([(0, 0), (40, 0), (40, 40)])
+        'M0 0 L31 0 Q40 0 40 9 L40 40'
+    """
+    path = [f"M{fmt(points[0][0])} {fmt(points[0][1])}"]
+    for before, corner, after in zip(points, points[1:], points[2:], strict=False):
+        into, out = _towards(corner, before), _towards(corner, after)
+        path.append(f"L{fmt(into[0])} {fmt(into[1])}")
+        path.append(f"Q{fmt(corner[0])} {fmt(corner[1])} {fmt(out[0])} {fmt(out[1])}")
+    path.append(f"L{fmt(points[-1][0])} {fmt(points[-1][1])}")
+    return " ".join(path)
+
+
+def _towards(corner: Coordinates, other: Coordinates) -> Coordinates:
+    (x, y), (u, v) = corner, other
+    far = abs(u - x) + abs(v - y)
+    part = min(CORNER, far / 2) / far if far else 0.0
+    return x + (u - x) * part, y + (v - y) * part
+
+
+# --- the graph as Mermaid text
+
+# What Mermaid would read as markup inside a label, and what its Markdown renderer would read as a list item: a dash in
+# front, or a number followed by a dot.
+_MARKUP = re.compile(r"[^\w ,?!:()'/.-]|^-|(?<=\d)\.")
+_MERMAID_SHAPES = {
+    "end": ("([", "])"),
+    "module": ("[[", "]]"),
+    "subgraph": ("[/", "/]"),
+    "map": ("[(", ")]"),
+    "interrupt": ("{{", "}}"),
+    "check": ("{", "}"),
+    "tool": (">", "]"),
+}
+
+
+def draw_mermaid(graph: DrawnGraph) -> str:
+    """The graph as a Mermaid flowchart.
+
+    Functions are boxes, modules and modes have double sides, subgraphs are slanted, maps are drums, interrupts are
+    hexagons, checks are diamonds, tools are flags. Routes carry their labels. Edges that start the next round of a loop
+    are dashed, and nodes at which a round begins have a thick border. Error edges are dashed, too; the label says after
+    a cross what they take.
+    """
+    drawing, lines = drawing_of(graph), ["flowchart TD"]
+    for node in drawing.nodes:
+        opening, closing = _MERMAID_SHAPES.get(node.shape, ("[", "]"))
+        lines.append(f'    {_mermaid_id(node.name)}{opening}"{_mermaid_text(node.name)}"{closing}')
+    for edge in drawing.edges:
+        arrow = "-.->" if edge.on_error or edge.back else "-->"
+        text = f'|"{_mermaid_text(edge.whole)}"|' if edge.whole else ""
+        lines.append(f"    {_mermaid_id(edge.source)} {arrow}{text} {_mermaid_id(edge.target)}")
+    lines += [f"    style {_mermaid_id(node.name)} stroke-width:3px" for node in drawing.nodes if node.head]
+    return "\n".join(lines)
+
+
+def _mermaid_id(node: str) -> str:
+    return node if node in (START, END) else f"{node}_"  # the suffix avoids Mermaid's reserved words, like "end"
+
+
+def _mermaid_text(text: str) -> str:
+    """A text for use inside quotes: quotes and markup become character codes in Mermaid's notation (`#34;`)."""
+    return _MARKUP.sub(lambda found: f"#{ord(found[0])};", " ".join(text.split()))

@@ -149,14 +149,18 @@ class Record:
     @property
     def seconds(self) -> float:
         """The seconds in which it worked: without what it has `waited`, and the time between a crash and the resume."""
-        return covered([span_of(step) for step in self.steps if step.parent is None]) - self.waited
+        return covered([*self._asked, *[span_of(step) for step in self.steps if step.parent is None]]) - self.waited
 
     @property
     def waited(self) -> float:
         """The seconds in which it did nothing but wait for answers."""
         around = {step.parent for step in self.steps}
         work = [span_of(step) for step in self.steps if step.id not in around]
-        return covered([*work, *[asked.span for step in self.steps if (asked := step.asked)]]) - covered(work)
+        return covered([*work, *self._asked]) - covered(work)
+
+    @property
+    def _asked(self) -> list[tuple[float, float]]:
+        return [asked.span for step in self.steps if (asked := step.asked)]
 
     def compare(self, other: Record) -> Comparison:
         """Compare the run with another one: figures, and the steps in pairs, with what differs.

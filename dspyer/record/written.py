@@ -50,14 +50,13 @@ def plain(encoded: Any) -> Any:
     if encoding.TAG not in encoded:
         return {key: plain(item) for key, item in encoded.items()}
     value: Any = encoded.get("value")
+    if encoded[encoding.TAG] in ("datetime", "time"):
+        return value[0]
     if encoded[encoding.TAG] in ("dict", "patch"):
         pairs = [(plain(key), plain(item)) for key, item in value]
         return dict(pairs) if all(type(key) is str for key, _ in pairs) else [list(pair) for pair in pairs]
     found = plain(value)
-    if encoded[encoding.TAG] == "model" and type(found) is dict:  # what it has besides its fields, under such names
-        *_, extra = [found.pop(name, None) for name in ("$set", "$private", "$extra")]
-        found.update(extra or {})
-    return found
+    return encoding.model_parts(found) if encoded[encoding.TAG] == "model" and type(found) is dict else found
 
 
 class RecordWriter:

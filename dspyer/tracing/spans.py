@@ -62,56 +62,18 @@ logger = logging.getLogger("dspyer")
 
 # --- names: those of the conventions, and dspyer's own. `docs/guides/tracing.md` has the same table.
 
-INVOKE_RUN: Final = "invoke_workflow"  # the name of the convention; dspyer itself says "run"
 INVOKE_NODE: Final = "invoke_node"
-INVOKE_AGENT: Final = "invoke_agent"
-EXECUTE_TOOL: Final = "execute_tool"
 CHAT: Final = "chat"
 
 SPAN_KIND: Final = "openinference.span.kind"
-NODE_ID: Final = "graph.node.id"
 NODE_NAME: Final = "graph.node.name"
 NODE_PARENT: Final = "graph.node.parent_id"
 SESSION_ID: Final = "session.id"
-INPUT: Final = "input.value"
-INPUT_TYPE: Final = "input.mime_type"
-OUTPUT: Final = "output.value"
-OUTPUT_TYPE: Final = "output.mime_type"
 OPERATION: Final = "gen_ai.operation.name"
-GRAPH_NAME: Final = "gen_ai.workflow.name"
-AGENT_NAME: Final = "gen_ai.agent.name"
-TOOL_NAME: Final = "gen_ai.tool.name"
-TOOL_CALL: Final = "gen_ai.tool.call.id"
-PROVIDER: Final = "gen_ai.provider.name"
-MODEL: Final = "gen_ai.request.model"
-RESPONSE_MODEL: Final = "gen_ai.response.model"
-FINISH_REASONS: Final = "gen_ai.response.finish_reasons"
-INPUT_TOKENS: Final = "gen_ai.usage.input_tokens"
-OUTPUT_TOKENS: Final = "gen_ai.usage.output_tokens"
-INPUT_MESSAGES: Final = "gen_ai.input.messages"
-OUTPUT_MESSAGES: Final = "gen_ai.output.messages"
-ERROR_TYPE: Final = "error.type"
-COST: Final = "dspyer.cost"
-CONVERSATION: Final = "gen_ai.conversation.id"
-RUN_ID: Final = "dspyer.run_id"
 STATUS: Final = "dspyer.status"
-BRANCH: Final = "dspyer.branch"
-VISIT: Final = "dspyer.visit"
 EXECUTION: Final = "dspyer.execution"
-VERSION: Final = "dspyer.version"
-ATTEMPT: Final = "dspyer.attempt"
-LAYER: Final = "dspyer.layer"
-
-JOIN: Final = "dspyer.join"
-CONFLICT: Final = "dspyer.conflict"
-ROUTE: Final = "dspyer.route"
-INTERRUPT: Final = "dspyer.interrupt"
-POST: Final = "dspyer.post"
-CACHE_HIT: Final = "dspyer.cache_hit"
-ATTEMPT_FAILED: Final = "dspyer.attempt_failed"
 
 _KINDS: Final = {"tool": "TOOL", "check": "EVALUATOR"}  # of OpenInference, by kind of node; any other is a CHAIN
-_JSON: Final = "application/json"
 
 _PROVIDERS: Final = {
     "azure": "azure.ai.openai",
@@ -310,21 +272,21 @@ class RunSpans:
         # A session that the user has named is meant for all spans in it.
         user_session = api.context.get_value(SESSION_ID, current)  # of OpenInference's `using_session`
         if self._thread:
-            self._common = {SESSION_ID: user_session or self._thread, CONVERSATION: self._thread}
+            self._common = {SESSION_ID: user_session or self._thread, "gen_ai.conversation.id": self._thread}
         is_agent = any(node.kind == "mode" for node in graph.nodes.values())
-        operation = INVOKE_AGENT if is_agent else INVOKE_RUN
+        operation = "invoke_agent" if is_agent else "invoke_workflow"
         attributes: dict[str, Any] = {
             SPAN_KIND: "AGENT" if is_agent else "CHAIN",
             OPERATION: operation,
-            AGENT_NAME if is_agent else GRAPH_NAME: graph.name,
-            RUN_ID: session.run_id,
+            "gen_ai.agent.name" if is_agent else "gen_ai.workflow.name": graph.name,
+            "dspyer.run_id": session.run_id,
             **self._common,
         }
         trace = session.records.trace if self._stored else None
         with self._guard:
             if self._captures:
                 given = [name for name in (*graph.inputs, *graph.also) if name in session.run_start.patch]
-                attributes |= {INPUT: self._shown(session.run_start.state, given), INPUT_TYPE: _JSON}
+                attributes |= _valued("input", self._shown(session.run_start.state, given))
             around = api.trace.get_current_span(current).get_span_context()
             links, continues = self._links(trace, around, current)
             self._span = self._tracer.start_span(
@@ -377,19 +339,12 @@ class RunSpans:
             if span.is_recording():
                 status, error, _ = session.ending
                 span.set_attribute(STATUS, status)
-                if status == "failed":
-                    self._run_failed(span, session.layers.shown(error, ends=True))
+                if status == "failed":  # inside of others it is not redacted yet by the graphs around it
+                    error = session.layers.shown(error, ends=True)
+                    self._failed(span, error, hides=bool(self._hidden.redactors) and not self.is_outermost)
                 if status == "completed" and self._captures:
-                    span.set_attributes(
-                        {OUTPUT: self._outputs(session.run, session.run_start.state), OUTPUT_TYPE: _JSON}
-                    )
+                    span.set_attributes(_valued("output", self._outputs(session.run, session.run_start.state)))
         self._end_span(span)
-
-    def _run_failed(self, span: Span, error: BaseException) -> None:
-        if self._hidden.redactors and not self.is_outermost:  # it is not redacted yet by the graphs around it
-            self._set_failed(span, type(error).__name__)
-        else:
-            self._failed(span, unwrap_stop_iteration(error))
 
     def _outputs(self, run: Any, inputs: ImmutableState) -> str:
         state, names = run.trunk_state, self._graph.outputs
@@ -431,18 +386,18 @@ class RunSpans:
         node = self._graph.nodes[name]
         operation, told = INVOKE_NODE, dict[str, Any]()
         if node.kind == "tool":
-            operation, told = EXECUTE_TOOL, {TOOL_NAME: name}
+            operation, told = "execute_tool", {"gen_ai.tool.name": name}
             sent = None if call.overlay is None else thaw(call.overlay).get("call")
             if isinstance(sent, dict) and isinstance(sent.get("id"), str):
-                told[TOOL_CALL] = sent["id"]
+                told["gen_ai.tool.call.id"] = sent["id"]
         attributes = {
             SPAN_KIND: _KINDS.get(node.kind, "CHAIN"),
             OPERATION: operation,
             **told,
-            NODE_ID: self._prefix + name,
+            "graph.node.id": self._prefix + name,
             NODE_NAME: name,
-            BRANCH: path_text(attempt.branch),
-            VISIT: call.context.visit,
+            "dspyer.branch": path_text(attempt.branch),
+            "dspyer.visit": call.context.visit,
             EXECUTION: attempt.local_id,
             **self._common,
         }
@@ -461,7 +416,7 @@ class RunSpans:
                     values = {**call.state, **({} if call.overlay is None else call.overlay)}
                     names = values if node.reads is None else dict.fromkeys(node.reads.values())
                     shown = self._shown(values, [name for name in names if name in values])
-                    running.span.set_attributes({INPUT: shown, INPUT_TYPE: _JSON})
+                    running.span.set_attributes(_valued("input", shown))
         return running
 
     def below(self, call: Call, inner: Inner, name: str, key: str = "", **more: Any) -> Script[Any]:
@@ -494,10 +449,8 @@ class RunSpans:
                 self._asked(span, error)
             elif not isinstance(error, Exception):
                 span.set_attribute(STATUS, "stopped")
-            elif self._hidden.redactors:  # what must be hidden in its text is known later
-                self._set_failed(span, type(error).__name__)
-            else:
-                self._failed(span, unwrap_stop_iteration(error))
+            else:  # what must be hidden in its text is known later
+                self._failed(span, error, hides=bool(self._hidden.redactors))
 
     def _left_with(self, execution: str, error: BaseException) -> None:
         """Ends the span of an execution that has asked, or was cancelled; a failure is recorded by its event."""
@@ -526,9 +479,9 @@ class RunSpans:
     def chat(self, execution: str, model: str, began: float | None = None) -> Span | None:
         """Begins the span of an LM call; None if the tracer raised."""
         provider, _, name = model.partition("/")
-        attributes = {SPAN_KIND: "LLM", OPERATION: CHAT, MODEL: name or model, **self._common}
+        attributes = {SPAN_KIND: "LLM", OPERATION: CHAT, "gen_ai.request.model": name or model, **self._common}
         if name:
-            attributes[PROVIDER] = _PROVIDERS.get(provider, provider)
+            attributes["gen_ai.provider.name"] = _PROVIDERS.get(provider, provider)
         # A thread that code of the node has started may have no context.
         there = self._api.trace.get_current_span().get_span_context().is_valid
         around = None if there else self._api.trace.set_span_in_context(self._span_of(execution), self._context)
@@ -545,23 +498,24 @@ class RunSpans:
     def end_chat(self, span: Span, made: LMCall, ended: float | None = None) -> None:
         """Ends the span of an LM call."""
         with self._guard:
-            told = {RESPONSE_MODEL: made.response_model, COST: made.cost}
-            span.set_attributes({name: value for name, value in told.items() if value is not None})
-            span.set_attributes({INPUT_TOKENS: made.prompt_tokens, OUTPUT_TOKENS: made.response_tokens})
-            if made.finish_reason is not None:
-                span.set_attribute(FINISH_REASONS, [made.finish_reason])
-            if made.failed is not None:
-                name = made.failed.partition(":")[0]
-                span.set_attribute(ERROR_TYPE, name)
-                if name not in ("CancelledError", "Interrupt"):
-                    self._set_failed(span, made.failed if self.shows_messages else name)
-            if self.shows_messages and made.messages is not None:
-                span.set_attribute(INPUT_MESSAGES, _messages_text(made.messages))
-            if self.shows_messages and made.response is not None:
-                given = made.response if isinstance(made.response, list) else [made.response]
-                reason = made.finish_reason or "stop"
-                said = [{"role": "assistant", "content": one, "finish_reason": reason} for one in given]
-                span.set_attribute(OUTPUT_MESSAGES, _messages_text(said))
+            name = None if made.failed is None else made.failed.partition(":")[0]
+            told = {
+                "gen_ai.response.model": made.response_model,
+                "gen_ai.response.finish_reasons": made.finish_reason and [made.finish_reason],
+                "gen_ai.usage.input_tokens": made.prompt_tokens,
+                "gen_ai.usage.output_tokens": made.response_tokens,
+                "dspyer.cost": made.cost,
+                "error.type": name,
+            }
+            if self.shows_messages:
+                responses = made.response if isinstance(made.response, list) else [made.response]
+                said = {"role": "assistant", "finish_reason": made.finish_reason or "stop"}
+                told["gen_ai.input.messages"] = made.messages and _messages_text(made.messages)
+                if made.response is not None:
+                    told["gen_ai.output.messages"] = _messages_text([{**said, "content": one} for one in responses])
+            span.set_attributes({key: value for key, value in told.items() if value is not None})
+            if name not in (None, "CancelledError", "Interrupt"):
+                self._set_failed(span, str(made.failed if self.shows_messages else name))
         self._end_span(span, None if ended is None else int(ended * 1e9))
 
     # --- what events add to spans
@@ -594,16 +548,16 @@ class RunSpans:
             return
         span, ended = running.span, running.ended
         if commit.version is not None:
-            span.set_attribute(VERSION, commit.version)
+            span.set_attribute("dspyer.version", commit.version)
         if commit.cached:
-            span.add_event(CACHE_HIT, timestamp=ended)
+            span.add_event("dspyer.cache_hit", timestamp=ended)
         if commit.route != self._graph.exits[commit.node]:  # otherwise its edges alone have decided
             route: dict[str, Any] = {"targets": commit.route}
             if self._captures and commit.reason:
                 route["reason"] = commit.reason
-            span.add_event(ROUTE, route, ended)
+            span.add_event("dspyer.route", route, ended)
         if self._captures:
-            span.set_attributes({OUTPUT: _json_text(event.to_dict()["commit"]["patch"]), OUTPUT_TYPE: _JSON})
+            span.set_attributes(_valued("output", _json_text(event.to_dict()["commit"]["patch"])))
         self._finish(commit.id)
 
     def _add_failure(self, event: NodeFailed) -> None:
@@ -618,7 +572,7 @@ class RunSpans:
 
     def _asked(self, span: Span, interrupt: Interrupt) -> None:
         for question in interrupt.questions:
-            span.add_event(INTERRUPT, self._question(question))
+            span.add_event("dspyer.interrupt", self._question(question))
 
     def _question(self, question: Any) -> dict[str, Any]:
         told = {"key": question.key, "node": question.node}
@@ -634,8 +588,11 @@ class RunSpans:
             found[name] = value
         return _json_text(self._hidden.shown(found))
 
-    def _failed(self, span: Span, error: BaseException) -> None:
-        self._set_failed(span, _said(error))
+    def _failed(self, span: Span, error: BaseException, *, hides: bool = False) -> None:
+        error = unwrap_stop_iteration(error)
+        self._set_failed(span, type(error).__name__ if hides else _said(error))
+        if hides:
+            return
         try:
             span.record_exception(error)
         except Exception:  # noqa: BLE001 - raised by a `__str__` of the user
@@ -658,19 +615,23 @@ def _told(event: Event, of_question: Callable[[Any], dict[str, Any]]) -> tuple[s
     match event:
         case AttemptFailed(attempt=attempt, pause=pause, error=error):
             told = {"exception.type": type(error).__qualname__, "exception.message": error_text(error)}
-            return ATTEMPT_FAILED, {"attempt": attempt, "pause": pause, **told}
+            return "dspyer.attempt_failed", {"attempt": attempt, "pause": pause, **told}
         case Joined(node, branches, branch):
-            return JOIN, {"node": node, "branches": [*map(path_text, branches)], "branch": path_text(branch)}
+            return "dspyer.join", {"node": node, "branches": [*map(path_text, branches)], "branch": path_text(branch)}
         case ConflictFound(found):
             told = {"join": found.join, "path": ".".join(map(str, found.path)), "policy": found.policy}
             winner = {} if found.winner is None else {"winner": found.winner}
-            return CONFLICT, {**told, "authors": [author for author, _ in found.values], **winner}
+            return "dspyer.conflict", {**told, "authors": [author for author, _ in found.values], **winner}
         case LiveConflict():
-            return CONFLICT, {"path": event.field, "authors": [event.author, event.other], "policy": event.rule}
+            return "dspyer.conflict", {
+                "path": event.field,
+                "authors": [event.author, event.other],
+                "policy": event.rule,
+            }
         case Asked(question):
-            return INTERRUPT, of_question(question)
+            return "dspyer.interrupt", of_question(question)
         case Posted():
-            return POST, {name: getattr(event, name) for name in ("field", "seq", "operation", "live")}
+            return "dspyer.post", {name: getattr(event, name) for name in ("field", "seq", "operation", "live")}
     # Of a class that is not known here: its label and its fields.
     told = {"label": event.label()}
     for name, value in event.to_dict().items():
@@ -865,8 +826,8 @@ class AttemptSpans(ItemSpans):
         attempt, spans = call.context.delegate, self._spans
         if spans is None or call.attempt < 2:
             return inner(call)
-        part = {LAYER: attempt.part} if attempt.part else {}
-        return spans.below(call, inner, f"attempt {attempt.number}", "", **{ATTEMPT: attempt.number, **part})
+        part = {"dspyer.layer": attempt.part} if attempt.part else {}
+        return spans.below(call, inner, f"attempt {attempt.number}", "", **{"dspyer.attempt": attempt.number, **part})
 
 
 def _node_before(run: Any, head: int) -> str:
@@ -880,6 +841,11 @@ def _node_before(run: Any, head: int) -> str:
 
 def _said(error: BaseException) -> str:
     return f"{type(error).__name__}: {error_text(error)}"
+
+
+def _valued(side: str, text: str) -> dict[str, Any]:
+    """The attributes of inputs or outputs."""
+    return {f"{side}.value": text, f"{side}.mime_type": "application/json"}
 
 
 def _json_text(value: Any) -> str:

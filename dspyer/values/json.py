@@ -230,6 +230,12 @@ def _encode_dtype(dtype: Any) -> Any:
     return dtype.str if dtype.names is None else encode(freeze(dtype.descr))
 
 
+def model_parts(encoded: dict[str, Any]) -> dict[str, Any]:
+    """The attributes in the JSON form of a model, extra ones too; what it has besides is under names with a `$`."""
+    found = {name: part for name, part in encoded.items() if name not in ("$set", "$private", "$extra")}
+    return {**found, **(encoded.get("$extra") or {})}
+
+
 # --- decoding
 
 OnUnknown = Callable[[dict[str, Any], Exception], Any]

@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
-from typing import Any
+import json
+from datetime import UTC, datetime
+from decimal import Decimal
+from pathlib import Path
+from typing import Annotated, Any
+from uuid import UUID
 
 import pytest
+from pydantic import BaseModel
 from tenacity import wait_none
 
-from dspyer import END, START, Archive, Context, Graph, Retry
+from dspyer import END, START, Archive, Context, Graph, Retry, live, reducers
 from dspyer.stores import Memory
+from tests.children import run_python
 from tests.rows import each
 
 SECRET = "s3cret-key"
@@ -106,3 +113,65 @@ def test_another_rule_is_no_changed_graph() -> None:
 def test_a_malformed_pattern_is_refused() -> None:
     with pytest.raises(ValueError, match="malformed pattern"):
         Archive(Memory(), redact=["a..b"])
+
+
+SECRETS: dict[str, Any] = {
+    "a text": "a \"b\" 'c'\\",
+    "a number": 918_273,
+    "a float": 91.8273,
+    "a decimal": Decimal("9182.73"),
+    "a time": datetime(2031, 5, 6, 7, 8, tzinfo=UTC),
+    "a UUID": UUID("cafecafe-1234-5678-9abc-deadbeef0001"),
+    "bytes": b"\xff canary",
+}
+
+
+@each("value", SECRETS.values(), SECRETS)
+def test_copies_of_a_hidden_value_of_any_type_are_hidden_in_any_form(value: Any) -> None:
+    def copy(key: Any, ctx: Context) -> dict[str, Any]:
+        ctx.post("posts", key)
+        text = json.dumps({"key": [key]}, default=str)
+        iso = value.isoformat() if isinstance(value, datetime) else ""
+        texts = [repr(key), text, json.dumps({"text": text}), repr({"text": text}), iso]
+        return {"same": key, "inside": [{"a": key}, {key: (key,)}], "texts": texts}
+
+    class State(BaseModel):
+        key: str | int | float | bytes | Decimal | datetime | UUID
+        same: Any = None
+        inside: list[Any] = []
+        texts: list[str] = []
+        posts: Annotated[list[Any], reducers.append, live] = []
+
+    made = Graph(State, inputs=["key"]).add_node("copy", copy, writes=["same", "inside", "texts", "posts"])
+    store = Memory()
+    run = made.add_path(START, "copy", END).compile(store=store, redact=["key"]).thread("t").run({"key": value})
+    record = Archive(store).thread("t").record()
+    assert record == run.record()
+    exits = f"{record.to_dict()} {[event.to_dict() for event in run.events]} {run.report()}"
+    iso = value.isoformat() if isinstance(value, datetime) else ""
+    assert [text for text in (str(value), repr(value)[1:-1], iso) if text and text in exits] == []
+    assert json.dumps(record.to_dict()).count("canary") == 0
+    assert run.state["same"] == value
+
+
+READ = """
+from dspyer import Archive
+((card, _),) = Archive({path!r}).thread("t").record().steps[0].wrote.values()
+assert dict(card) == {{"name": "Ada", "pin": "[redacted]"}}, card
+"""
+
+
+def test_a_part_of_a_model_that_its_class_does_not_declare_is_hidden_where_the_class_is_not_known(
+    tmp_path: Path,
+) -> None:
+    class Card(BaseModel, extra="allow"):
+        name: str
+
+    class State(BaseModel):
+        card: Card
+
+    made = Graph(State, inputs=["card"]).add_node("keep", lambda: None, writes=[]).add_path(START, "keep", END)
+    path = str(tmp_path / "runs.db")
+    made.compile(store=path, redact=["card.pin"]).thread("t").run({"card": Card(name="Ada", pin=SECRET)})
+    read = run_python(READ.format(path=path))
+    assert read.returncode == 0, read.stderr

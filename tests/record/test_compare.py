@@ -173,6 +173,17 @@ def test_what_items_wait_for_at_the_same_time_counts_once() -> None:
     assert record.seconds + record.waited <= record.ended - record.started + 0.01
 
 
+def test_what_a_step_of_its_own_waits_for_is_no_work() -> None:
+    graph = Graph().add_interrupt("ok", question="Fine?", answer=bool, into="ok").add_path(START, "ok", END)
+    thread = graph.compile(store=":memory:").thread("t")
+    thread.run({})
+    time.sleep(0.02)
+    thread.resume({"ok": True})
+    record = thread.record()
+    assert record.waited > 0.018
+    assert 0 <= record.seconds < record.waited
+
+
 def path(names: list[str]) -> Record:
     graph = Graph()
     routes: dict[str, dict[int, str]] = {}
