@@ -5,29 +5,71 @@ from __future__ import annotations
 import asyncio
 import os
 from collections.abc import AsyncIterator
+from dataclasses import dataclass
 from pathlib import Path
 
 import anyio
 
 from dspyer import ImmutableState
 from dspyer.archive.run_info import RunInfo, run_info
-from dspyer.archive.stored_graph import StoredGraph
-from dspyer.display import RunPath, Stats, count_stats, describe_run, draw_svg, write_page
-from dspyer.errors import ThreadError, shows_removed
+from dspyer.display import (
+    GraphDrawing,
+    RunPath,
+    Stats,
+    count_stats,
+    describe_run,
+    draw_mermaid,
+    draw_svg,
+    drawing_of,
+    write_page,
+)
+from dspyer.errors import StoreError, ThreadError, shows_removed
 from dspyer.events import Answer, Commit, LMCall, Sent
 from dspyer.failure import Failure
+from dspyer.log.history import recover_state
 from dspyer.log.journal import is_alive
 from dspyer.log.reader import HistoryReader
 from dspyer.log.rows import first_version
 from dspyer.log.time_travel import Bounds, ReadsHistory, ThreadReader, run_of
-from dspyer.record import Items, Record
+from dspyer.record import DrawnGraph, Items, Record
 from dspyer.record.stored import FollowedRecords, drawn_graph, failures_of_run, unread_of
 from dspyer.stores.base import ListedRun, Point
 from dspyer.waiting import cancellation_count
 from dspyer.worker_threads import run_in_thread
 
-PAGE = 16
-"""Commits that are read at once to find the new ones, if these are few."""
+
+@dataclass(frozen=True)
+class StoredGraph:
+    """The graph that made a run, as far as the run has stored it, with `fields`, the fields of its schema."""
+
+    facts: DrawnGraph
+
+    @property
+    def name(self) -> str:
+        """The name of the graph."""
+        return self.facts.name
+
+    def explain(self) -> str:
+        """The graph in words, as `program.graph.explain()` said when the run was made."""
+        return self.facts.text
+
+    def to_mermaid(self) -> str:
+        """The graph as Mermaid text."""
+        return draw_mermaid(self.facts)
+
+    def to_svg(self) -> str:
+        """The graph as a picture: an SVG document that loads nothing from elsewhere."""
+        return draw_svg(self.facts)
+
+    def drawing(self) -> GraphDrawing:
+        """The graph with all positions, for pages that draw it themselves."""
+        return drawing_of(self.facts)
+
+    def _repr_svg_(self) -> str:
+        return self.to_svg()
+
+    def __repr__(self) -> str:
+        return f"<graph {self.name}: {', '.join(self.facts.looks)}>"
 
 
 @shows_removed
@@ -40,21 +82,6 @@ class ArchivedThread(ReadsHistory):
 
     Attributes:
         name: its name.
-
-    Example:
-        >>> from dspyer import END, START, Archive, Graph
-        >>> from dspyer.stores import Memory
-        >>> store = Memory()
-        >>> graph = Graph().add_node("add", lambda n: {"n": n + 1},
-        ...     writes=["n"]).add_path(START, "add", END)
-        >>> run = graph.compile(store=store).thread("t-42").run({"n": 1})
-        >>> thread = Archive(store).thread("t-42")
-        >>> (thread.info().status, thread.at(0)["n"], thread.at(1)["n"],
-        ...     thread.diff(0, 1))
-        ('completed', 1, 2, {'n': 2})
-        >>> (thread.blame("n").node, [step.node for step in thread.record().steps],
-        ...     thread.failures(), thread.lm_calls(1))
-        ('add', ['START', 'add'], (), ())
     """
 
     def __init__(self, reader: HistoryReader, name: str) -> None:
@@ -108,28 +135,32 @@ class ArchivedThread(ReadsHistory):
         """
         if run is None:
             return super().history(inside, first=first, count=count, newest=newest)
-        listed = self._listed(run)
-        return self._reader_of(listed).history(inside, first, count, newest, floor=first_version(listed.run))
+        listed = self._listed(run)  # read as if the thread ended with it
+        bounds: Bounds = (None if listed.last < 0 else Point(listed.run.id, listed.last)), listed.thread.root
+        reader = ThreadReader(self._reader, self.name, lambda: bounds)
+        return reader.history(inside, first, count, newest, floor=first_version(listed.run))
 
     def state(self, run: str | None = None) -> ImmutableState:
         """The last state that all branches of a run shared: how the run has left it."""
-        # Versions of a run that a rerun has replaced count along that run: those of the thread are other commits.
-        reader = self._thread_reader if run is None else self._reader_of(self._listed(run))
-        commits = self.history(run=run, newest=True, count=50)
-        if commits and commits[0].version is None:  # in a fork that has not joined, or not readable: then this raises
-            reader.at(commits[0].id)
-            commits = self.history(run=run, newest=True)
-        version = next((commit.version for commit in commits if commit.version is not None), None)
-        return ImmutableState({}) if version is None else reader.at(version)
+        listed = self._listed(run)
+        if listed.last < 0:
+            return ImmutableState()
+        found = recover_state(self._reader, Point(listed.run.id, listed.last))
+        if found.broken:
+            raise StoreError(found.broken)
+        return found.state
 
-    def graph(self, run: str | None = None) -> StoredGraph | None:
-        """The graph that made a run, with `to_svg()`, `to_mermaid()` and `explain()`; None if it has stored none."""
+    def graph(self, run: str | None = None) -> StoredGraph:
+        """The graph that made a run; a `LookupError` if the run has stored none."""
         found = drawn_graph(self._reader.store, self._listed(run).run)
-        return None if found is None else StoredGraph(found)
+        if found is None:
+            raise LookupError(f"a run of thread {self.name!r} has stored no graph: no figures, and no picture")
+        return StoredGraph(found)
 
     def stats(self, run: str | None = None) -> Stats:
         """Statistics of the nodes of a run, as `run.stats()`. Reads the whole run."""
-        return count_stats([self._drawn(run)])
+        self.graph(run)  # raises if it is not known, or cannot be read
+        return count_stats([self.record(run)])
 
     def lm_calls(self, commit: int | str) -> tuple[LMCall, ...]:
         """The LM calls of a commit, or of an execution that has failed (`info.failure.execution`).
@@ -139,20 +170,13 @@ class ArchivedThread(ReadsHistory):
         """
         return self._records.calls(self._thread_reader.id_of(commit))
 
-    def _drawn(self, run: str | None) -> Record:
-        """The record of a run with its graph; raises if it has none, or one that cannot be read."""
-        if self.graph(run) is None:
-            raise LookupError(f"a run of thread {self.name!r} has stored no graph: no figures, and no picture")
-        return self.record(run)
-
     def report(self, run: str | None = None) -> str:
         """A run in words, as `run.report()` gives it, but for the reason of a stop."""
         return describe_run(self.record(run))
 
     def to_svg(self, run: str | None = None) -> str:
         """The graph of a run with the path taken, as `run.to_svg()` draws it."""
-        record = self._drawn(run)
-        return draw_svg(record.graph, RunPath.of(record))
+        return draw_svg(self.graph(run).facts, RunPath.of(self.record(run)))
 
     def to_html(self, path: str | os.PathLike[str], run: str | None = None) -> Path:
         """Write a run as one HTML file, as `Run.to_html` does. Returns the path."""
@@ -165,17 +189,18 @@ class ArchivedThread(ReadsHistory):
             after: version or id of the last commit that is known; None begins with the first one.
             interval: seconds between two looks at the store.
         """
-        known = await run_in_thread(lambda: dict[str, bool]() if after is None else self._up_to(after))
+        known = await run_in_thread(lambda: set[str]() if after is None else self._up_to(after))
         position = None
         while True:
             before = cancellation_count()
             now = await run_in_thread(self.position)
-            commits = await run_in_thread(lambda: self._unseen(known)) if now not in ("", position) else ()
+            commits = await run_in_thread(self.history) if now not in ("", position) else ()  # reads what is new
             if cancellation_count() > before:
                 raise asyncio.CancelledError  # it was held back until the store had answered
             if not now:
                 raise ThreadError(f"the thread {self.name!r} was deleted")
-            for commit in commits:
+            for commit in [one for one in commits if one.id not in known]:
+                known.add(commit.id)
                 yield commit
             position = now
             # Polling: the writer may be any process on any host, and a store sends no messages.
@@ -195,31 +220,14 @@ class ArchivedThread(ReadsHistory):
     def __repr__(self) -> str:
         return f"<archived thread {self.name!r} in {self._reader.store.address}>"
 
-    def _up_to(self, commit: int | str) -> dict[str, bool]:
-        """The ids of the commits up to one, as they are known to `follow`."""
+    def _up_to(self, commit: int | str) -> set[str]:
+        """The ids of the commits up to one."""
         around = self._thread_reader.commits_around(commit)
         ids = [one.id for one in self.history()]
         name = around.commits[around.index_of(commit)].id
-        return dict.fromkeys(ids[: ids.index(name) + 1] if name in ids else ids, False)
-
-    def _unseen(self, known: dict[str, bool]) -> list[Commit]:
-        """The commits that are not known, in the order of the history, which are noted, with whether they are settled.
-
-        Those behind one that was seen settled were seen: read back to one of these, also after a rerun.
-        """
-        count, found = PAGE, list[Commit]()
-        while len(found := self.history(newest=True, count=count)) == count and not known.get(found[-1].id):
-            count *= 4
-        new = [commit for commit in reversed(found) if commit.id not in known]
-        known |= {commit.id: commit.version is not None for commit in found}
-        return new
+        return set(ids[: ids.index(name) + 1] if name in ids else ids)
 
     # --- runs
 
     def _listed(self, run: str | None) -> ListedRun:
         return run_of(self._reader.store, self.name, run)
-
-    def _reader_of(self, listed: ListedRun) -> ThreadReader:
-        """Reads a run and what it continues, as if the thread ended with it."""
-        bounds: Bounds = (None if listed.last < 0 else Point(listed.run.id, listed.last)), listed.thread.root
-        return ThreadReader(self._reader, self.name, lambda: bounds)

@@ -18,13 +18,6 @@ ENDED = ("completed", "failed", "interrupted", "stopped")
 OPEN = ("running", "crashed")
 """The status of a run that has written no end."""
 
-TYPES: dict[str, tuple[Any, str]] = {
-    **dict.fromkeys(("graph", "thread", "node", "model"), (str, "name")),
-    "contains": (str, "text"),
-    **dict.fromkeys(("min_cost", "min_seconds"), (int | float, "number")),
-}
-"""What filters are, and how that is said."""
-
 SAID = ("node", "reason", "lm", "failed", "failure", "asked", "messages")
 """What the JSON form of a step has of texts that are no values."""
 
@@ -57,16 +50,13 @@ class RunFilters(NamedTuple):
         return cls(**given)
 
     def query(self, *, last: bool) -> RunQuery:
-        """The question to the store; `last` for the last run of each thread alone.
-
-        Raises:
-            ValueError: a filter can be no number, no status or no cursor.
-            TypeError: a filter is of another type.
-        """
-        for name, (kinds, what) in TYPES.items():
-            if not isinstance(given := getattr(self, name), kinds | None):
-                raise TypeError(f"{name}={given!r}: give a {what}")
+        """The question to the store; `last` for the last run of each thread alone. Raises for what is no filter."""
+        for name in ("graph", "thread", "contains", "node", "model"):
+            if not isinstance(given := getattr(self, name), str | None):
+                raise TypeError(f"{name}={given!r}: give a {'text' if name == 'contains' else 'name'}")
         for name, least in {"min_cost": self.min_cost, "min_seconds": self.min_seconds}.items():
+            if not isinstance(least, int | float | None):
+                raise TypeError(f"{name}={least!r}: give a number")
             if least is not None and not least >= 0:
                 raise ValueError(f"{name}={least!r}: give a number that is 0 or more")
         if isinstance(self.limit, bool) or int(self.limit) != self.limit or self.limit < 1:
@@ -82,7 +72,15 @@ class RunFilters(NamedTuple):
         times = as_seconds("since", self.since), as_seconds("until", self.until)
         # No store holds more runs than an index of SQLite or PostgreSQL can count.
         limit = min(self.limit, 2**31)
-        return RunQuery(self.thread, self.graph, statuses, *times, place_of(self.after), limit, last)
+        return RunQuery(
+            self.thread,
+            self.graph,
+            statuses,
+            *times,
+            None if self.after is None else RunPlace.of(self.after),
+            limit,
+            last,
+        )
 
     @property
     def chosen_by_store(self) -> bool:
@@ -163,21 +161,3 @@ def as_seconds(option: str, time: datetime | None) -> float | None:
         return time.timestamp()
     except (ValueError, OverflowError, OSError) as error:
         raise ValueError(f"{option}={time!r} is too far away to be a local time: give it a time zone") from error
-
-
-def cursor_of(place: RunPlace) -> str:
-    """The text of a place in a list."""
-    return f"{place.started!r},{place.run},{place.thread}"
-
-
-def place_of(cursor: str | None) -> RunPlace | None:
-    """The place in a list that a cursor names."""
-    if cursor is None:
-        return None
-    started, run, thread, *_ = (*cursor.split(",", 2), "", "")
-    try:
-        if not run:
-            raise ValueError(cursor)
-        return RunPlace(float(started), run, thread)
-    except ValueError:
-        raise ValueError(f"after={cursor!r} is no cursor: pass page.next of the page before") from None

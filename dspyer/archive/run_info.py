@@ -2,27 +2,20 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Iterable, Mapping
 from datetime import UTC, datetime
 from typing import Any, NamedTuple, Self, TypeVar
 
-from dspyer import START
-from dspyer.errors import StoreError
 from dspyer.events import Question
 from dspyer.failure import Failure
 from dspyer.log.reader import HistoryReader, read_run
-from dspyer.log.rows import EndRow, OpenRow, RowKind, sum_usage
+from dspyer.log.rows import EndRow, sum_usage
 from dspyer.log.time_travel import current_status, waiting_at
-from dspyer.record import Record
 from dspyer.record.stored import failures_of_run
 from dspyer.record_codec import encode
-from dspyer.stores import Store
 from dspyer.stores.base import ListedRun, Point
 
 T = TypeVar("T")
-
-logger = logging.getLogger("dspyer")
 
 
 class Page(tuple[T, ...]):  # noqa: SLOT001 - a tuple has no slots for more
@@ -88,24 +81,6 @@ class RunInfo(NamedTuple):
         """Return the JSON form; times as ISO 8601, in UTC."""
         return encode(self)
 
-    @classmethod
-    def of(cls, record: Record) -> RunInfo:
-        """The entry of a run that was read as a whole."""
-        asked = [step.asked for step in record.steps if step.asked is not None and record.status != "completed"]
-        return cls(
-            record.thread,
-            record.run_id,
-            record.graph.name,
-            record.status,
-            sum(step.parent is None and step.commit is not None for step in record.steps),
-            datetime.fromtimestamp(record.started, UTC),
-            None if record.ended is None else datetime.fromtimestamp(record.ended, UTC),
-            record.usage,
-            record.cost,
-            tuple([one.question for one in asked if one.answer is None]),
-            next((one.model_copy(update={"traceback": ""}) for one in record.failures), None),
-        )
-
 
 class Waiting(NamedTuple):
     """A question that waits for an answer: `archive.questions()` lists them.
@@ -126,18 +101,6 @@ class Waiting(NamedTuple):
         """Return the JSON form; the time as ISO 8601."""
         return encode(self)
 
-    @classmethod
-    def of(cls, reader: HistoryReader, listed: ListedRun) -> list[Waiting]:
-        """The questions that a run waits for; none of one that cannot be read, which lists show as it is."""
-        try:
-            found = waiting_at(reader, Point(listed.run.id, listed.last))
-        except StoreError as error:
-            logger.warning("the questions of thread %r are left out: %s", listed.thread.name, error)
-            return []
-        times = [datetime.fromtimestamp(listed.started if at is None else at, UTC) for _, at in found]
-        names = listed.thread.name, listed.run.id
-        return [cls(*names, question, since) for (question, _), since in zip(found, times, strict=True)]
-
 
 def run_info(reader: HistoryReader, listed: ListedRun) -> RunInfo:
     """The entry of a run in a list. Rows that cannot be read leave gaps, and the reason as its failure."""
@@ -152,7 +115,7 @@ def run_info(reader: HistoryReader, listed: ListedRun) -> RunInfo:
             end = EndRow.of(listed.end)
             steps, cost = end.steps, end.cost
         else:
-            steps = count_steps(reader.store, at)
+            steps = 0 if last < 0 else read_run(reader.store, at).step_count
         if status != "completed" and last >= 0:
             # Its own failures first: why the run failed says more than what cannot be read of it.
             failures = failures_of_run(reader, listed)
@@ -171,15 +134,4 @@ def run_info(reader: HistoryReader, listed: ListedRun) -> RunInfo:
         cost,
         questions,
         next((one.model_copy(update={"traceback": ""}) for one in failures), None),
-    )
-
-
-def count_steps(store: Store, at: Point) -> int:
-    """The number of commits that a run has up to a row, without those of graphs inside its nodes."""
-    if at.seq < 0:
-        return 0
-    run = read_run(store, at)
-    # A manual commit whose run was not resumed has an open row alone.
-    return sum(1 for _ in run.own_commits()) or sum(
-        row.kind == RowKind.OPEN and OpenRow.of(row).node != START for row in run.rows
     )

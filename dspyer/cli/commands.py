@@ -312,8 +312,6 @@ def graph(
     """Print the graph of a run as it was stored."""
     with common.archive() as archive:
         found = archive.thread(thread).graph(run)
-        if found is None:
-            raise LookupError(f"the run of thread {thread!r} has stored no graph")
         printed = {"text": found.explain, "mermaid": found.to_mermaid, "svg": found.to_svg}
         common.show({"name": found.name, **found.drawing().to_dict()}, lambda _: write_text(printed[form]()))
 

@@ -14,13 +14,13 @@ from typing import Any, Literal, cast
 
 from dspyer import Archive, ImmutableState
 from dspyer.archive.archived_thread import ArchivedThread
-from dspyer.archive.opening import is_encrypted
 from dspyer.cli.arguments import CommonOptions, UsageError, version_of
 from dspyer.cli.step_facts import RunAnswers, maps_of
 from dspyer.errors import StoreError, ThreadError
 from dspyer.events import Answer
 from dspyer.extend import Address, full_id, whole_execution
 from dspyer.log.journal import CheckedStore
+from dspyer.log.reader import is_encrypted
 from dspyer.log.rows import UnreadablePatch
 from dspyer.patch import encode_update
 from dspyer.record import Items

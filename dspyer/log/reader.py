@@ -39,11 +39,12 @@ from dspyer.patch import seal
 from dspyer.record_codec import DecodeValue
 from dspyer.redaction import Redact, Redaction
 from dspyer.reducers import BUILT_IN, Reducer
+from dspyer.scheduler.topology import START
 from dspyer.schema.fields import STARTS, Field, read_model
 from dspyer.schema.limits import Limit
 from dspyer.schema.schema import Schema
 from dspyer.state import ImmutableState
-from dspyer.stores.base import Point, Row, RunRow, Store
+from dspyer.stores.base import Point, Row, RunQuery, RunRow, Store
 from dspyer.stores.content import Content, Fetch
 from dspyer.stores.sql import DAMAGED
 from dspyer.values import json as encoding
@@ -236,6 +237,12 @@ class RunRows(NamedTuple):
             header = own_commit(row)
             if header is not None:
                 yield row, point, header
+
+    @property
+    def step_count(self) -> int:
+        """The number of its own commits; of a manual one whose run was not resumed there is an open row alone."""
+        opened = [row for row in self.rows if row.kind == RowKind.OPEN and OpenRow.of(row).node != START]
+        return sum(1 for _ in self.own_commits()) or len(opened)
 
 
 class RecoveredState(NamedTuple):
@@ -700,3 +707,14 @@ _ANY = replace(read_model(create_model("Stored", value=(Any, ...)))["value"], re
 
 def _gone(reducer: str, _current: Any, _update: Any) -> NoReturn:
     raise StoreError(f"the reducer {reducer!r} is not there, and the store has not kept what it made of its updates")
+
+
+def is_encrypted(store: Store) -> bool:
+    """Return whether the contents of the newest run are encrypted."""
+    # Lists read headers alone, which encryption leaves as they are. The first row with a content says how it is stored;
+    # a store is encrypted as a whole, so the newest run speaks for all.
+    for listed in store.list_runs(RunQuery(limit=1)):
+        for row in store.rows(listed.run.id, 0, 1):
+            if row.content is not None and row.content.is_encoded:
+                return row.content.is_encrypted
+    return False
