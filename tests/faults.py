@@ -223,7 +223,7 @@ FAULTS: tuple[Fault, ...] = (
     ),
     Fault(
         name="items_of_a_send_counted_in_the_state",
-        file="dspyer/record/items.py",
+        file="dspyer/record/making.py",
         old="(sent if mapped.over in sent else state)",
         new="(state)",
         loss="Of a map that a Send has given its own list, items() would tell another number than it works on.",

@@ -91,6 +91,8 @@ def test_every_documented_name_is_public() -> None:
         "dspyer.optimize.gepa.GEPAStats",  # as `gepa.stats`
         "dspyer.optimize.gepa.PredictorTuning",  # as `gepa.stats.predictors`
         "dspyer.optimize.headroom.FieldRoom",  # as `headroom(...).fields`
+        "dspyer.record.overview.Cause",  # as an item of `archive.overview().failures`
+        "dspyer.record.overview.Figures",  # as an item of `archive.overview().nodes`
         "dspyer.runtime.streams.AsyncEvents",  # as `program.astream(...)`
         "dspyer.runtime.streams.Events",  # as `program.stream(...)`
         "dspyer.stores.base",  # by authors of stores

@@ -26,7 +26,7 @@ from dspyer.display import drawn_graphs
 from dspyer.errors import ThreadError, error_text
 from dspyer.inspector.json_answers import RefusedError, number, read_in_thread, text_of
 from dspyer.record import Record, StepExamples, examples_of
-from dspyer.record.written import RecordWriter
+from dspyer.record.record import RecordWriter
 
 logger = logging.getLogger("dspyer")
 

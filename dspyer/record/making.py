@@ -7,14 +7,25 @@ order the rows came in. Where a run has stopped follows from its commits: each b
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import chain
-from typing import Any, NamedTuple, cast
+from typing import Any, NamedTuple
 
 from dspyer.events import Answer, BranchPath, Commit, LMCall, MergedConflict, Posted, Question
 from dspyer.failure import Failure
-from dspyer.ids import Address, execution_id, full_id, id_order, outermost_execution, part_id, whole_execution
+from dspyer.ids import (
+    Address,
+    execution_id,
+    full_id,
+    id_order,
+    ids_around,
+    is_within,
+    outermost_execution,
+    part_id,
+    whole_execution,
+)
 from dspyer.log.execution_records import usage_alone
 from dspyer.log.rows import UnreadablePatch
 from dspyer.patch import DELETE, Members, Replace, SealedPatch, Tail
@@ -27,7 +38,7 @@ from dspyer.scheduler.provenance import Writers
 from dspyer.scheduler.topology import END, START
 from dspyer.state import ImmutableState
 from dspyer.values.freezing import freeze, same
-from dspyer.values.frozen import FrozenDict
+from dspyer.values.frozen import FrozenDict, thaw
 
 JOIN = "join:"
 AFTER = "after"
@@ -148,23 +159,6 @@ def covered(spans: Iterable[tuple[float, float]]) -> float:
 # --- where a run has stopped
 
 
-def children_of(commit: Commit) -> tuple[BranchPath, ...]:
-    """The branches that a commit forks into, one for each target; none without a fork."""
-    return tuple((*commit.branch, index) for index in range(len(commit.route))) if len(commit.route) > 1 else ()
-
-
-def came_from(parent: Commit, commit: Commit) -> BranchPath:
-    """The branch that leads from a parent to a commit."""
-    children = children_of(parent)
-    if not children:
-        return parent.branch
-    if commit.branch in children and not commit.node.startswith(JOIN):
-        return commit.branch
-    node = commit.node.removeprefix(JOIN)
-    # An edge from the fork straight to the join; of a commit that cannot be read, the way is not known.
-    return children[parent.route.index(node) if node in parent.route else 0]
-
-
 class Branches:
     """The branches of a graph that no commit has continued, kept while its commits come, parents first.
 
@@ -172,30 +166,29 @@ class Branches:
     """
 
     def __init__(self, commits: Iterable[Commit] = ()) -> None:
-        self._by_id: dict[str, Commit] = {}
-        self._ways: dict[tuple[str, BranchPath], str] = {}  # by commit and branch, the node to which it leads
+        self._ways: dict[BranchPath, tuple[str, Commit]] = {}  # by branch, the node to which it leads, and its head
         self._lengths: dict[BranchPath, int] = {}
         for commit in commits:
             self.add(commit)
 
     def add(self, commit: Commit) -> None:
         """Add a commit."""
-        behind = [
-            (parent, came_from(self._by_id[parent], commit)) for parent in commit.parents if parent in self._by_id
-        ]
+        node, route, path = commit.node.removeprefix(JOIN), commit.route, commit.branch
+        behind = [path]
+        if path not in self._ways or (self._ways[path][1].id,) != commit.parents:  # that of a join ends several
+            ways = {one: goal for one, (goal, head) in self._ways.items() if head.id in commit.parents}
+            # Of a commit that cannot be read, the way is not known.
+            behind = [one for one, goal in ways.items() if goal == node] or list(ways)[:1]
         # What a commit follows is taken from the ways that are open: those that are left at the end are active.
-        goals = [self._ways.pop(way) for way in behind if way in self._ways]
-        route = commit.route or tuple(goals[:1])  # a manual commit has no route: it leads where its branch has led
-        paths = children_of(commit) or (commit.branch,)
-        self._ways |= {(commit.id, path): goal for path, goal in zip(paths, route, strict=False)}
-        self._by_id[commit.id] = commit
-        length = Address.parse(commit.id).index + 1
-        self._lengths[commit.branch] = max(self._lengths.get(commit.branch, 0), length)
+        goals = [self._ways.pop(one)[0] for one in behind]
+        route = route or tuple(goals[:1])  # a manual commit has no route: it leads where its branch has led
+        ahead = [path] if len(route) < 2 else [(*path, index) for index in range(len(route))]
+        self._ways |= {one: (goal, commit) for one, goal in zip(ahead, route, strict=False)}
+        self._lengths[path] = max(self._lengths.get(path, 0), Address.parse(commit.id).index + 1)
 
     def active(self) -> dict[BranchPath, tuple[str, Commit]]:
         """The node to which each branch leads, and the commit from which, by the paths of the branches, in order."""
-        found = {path: (goal, self._by_id[head]) for (head, path), goal in self._ways.items()}
-        return dict(sorted(found.items()))
+        return dict(sorted(self._ways.items()))
 
     def stops(
         self, scope: str, status: str, failures: Iterable[Failure] = (), committed: Container[str] = ()
@@ -318,6 +311,7 @@ class RunSteps:
         ending: those that hold only for how the run has ended up to now.
         held: the ids of steps after which a question is open.
         fields: by step, the fields of the state after it, as far as they were asked for.
+        into: by step of an item, the field that gets its result.
     """
 
     def __init__(
@@ -342,7 +336,9 @@ class RunSteps:
         self._settled = 0
         self._branches = Branches()
         self._changed: dict[str, None] = {}
-        self._made: dict[str, tuple[RecordStep, ...]] = {}
+        self.into: dict[str, str] = {}
+        self._whole: dict[str, tuple[RecordStep, ...]] = {}  # as they are stored, with what is hidden
+        self._made: dict[str, tuple[RecordStep, ...]] = {}  # as they may be shown
         self._loose: dict[str, Order] = {}  # the places of those without a commit
 
     def commit(self, entry: LogEntry, label: str) -> None:
@@ -407,51 +403,43 @@ class RunSteps:
         for place, reason in ending.damaged.items():
             self._ended_at(place).damaged[place] = reason
         self._changed |= dict.fromkeys(self.ending)
-        hides_more = self.redactor is not None and self._learn(self.redactor)
-        if hides_more:
-            self._changed |= dict.fromkeys([*self.places, *self.facts])
         for execution in self._changed:
             self._loose.pop(execution, None)
-        for execution, order, steps in _Maker(self, self._changed).made():
-            # Who follows a run is sent the steps that are other objects than before.
-            if not (hides_more and self._made.get(execution) == steps):
-                self._made[execution] = steps
+        new: dict[str, tuple[RecordStep, ...]] = {}
+        for execution, order, new[execution] in _Maker(self, self._changed).made():
             if execution not in self.places:
                 self._loose[execution] = order
+        self._whole |= new
+        hides_more = self.redactor is not None and self._learn(self.redactor, chain.from_iterable(new.values()))
+        for execution, steps in (self._whole if hides_more else new).items():
+            shown = steps if self.redactor is None else tuple(self._shown(self.redactor, steps))
+            # Who follows a run is sent the steps that are other objects than before.
+            if not (hides_more and self._made.get(execution) == shown):
+                self._made[execution] = shown
         self._changed.clear()
         loose = sorted(self._loose, key=self._loose.__getitem__)
         before = [step for one in loose if not self._loose[one][0] for step in self._made[one]]
         after = [step for one in loose if self._loose[one][0] for step in self._made[one]]
         return (*before, *self._steps_of_commits(), *after)
 
-    def _learn(self, redactor: Redactor) -> bool:
+    def _learn(self, redactor: Redactor, steps: Iterable[RecordStep]) -> bool:
         """Let a redactor know what is new; return whether it hides more than before: then no step stays as it is."""
         known = redactor.known
-        for execution in self._changed:
-            if (at := self.places.get(execution)) is not None:
-                entry = self.log[at]
-                if not entry.parents:  # the state with which the run begins
-                    redactor.learn_patch(dict(entry.state.raw_items()))
-                for sent in filter(None, entry.sends):
-                    redactor.learn_patch(dict(sent.raw_items()))
-                self._learn_commit(redactor, entry.commit, "")
-            for facts in filter(None, (self.facts.get(execution), self.ending.get(execution))):
-                for local, commit in facts.inside.items():
-                    self._learn_commit(redactor, commit, local)
-                for post in facts.posts:
-                    redactor.learn(post)
-                for failure in (*facts.failed, *[stop.failure for stop in facts.stops if stop.failure is not None]):
-                    self._learn_failure(redactor, failure, failure.execution)
+        for step in steps:
+            redactor.learn_patch(dict(step.sent))
+            if step.commit is not None:
+                redactor.learn_patch(step.commit.patch)
+                if step.parent is None and not step.after:  # the state with which the run begins
+                    redactor.learn_patch({name: one.value for name, one in step.wrote.items()})
+            for post in step.posts:
+                redactor.learn(post)
+            is_inside = bool(Address.parse(step.id).scope)
+            for failure in (*step.failed, *([] if step.failure is None else [step.failure])):
+                self._learn_failure(redactor, failure, is_inside)
         return redactor.known > known
 
-    def _learn_commit(self, redactor: Redactor, commit: Commit, local: str) -> None:
-        redactor.learn_patch(commit.patch)
-        for failure in (*commit.failed_attempts, *([] if commit.failure is None else [commit.failure])):
-            self._learn_failure(redactor, failure, local)
-
-    def _learn_failure(self, redactor: Redactor, failure: Failure, local: str) -> None:
+    def _learn_failure(self, redactor: Redactor, failure: Failure, is_inside: bool) -> None:
         """A failure is hidden as in the fields that may get it, also those of graphs around the one of its node."""
-        is_inside = bool(Address.parse(local).scope)
         for _, graph in self.graph.within():
             for node, fields in graph.failures.items():
                 if node == failure.node or (is_inside and node in graph.inner):
@@ -460,6 +448,40 @@ class RunSteps:
             mapped = graph.maps.get(failure.node)
             if mapped is not None and mapped.failures is not None:
                 redactor.learn_value((mapped.failures, failure.index or 0), failure)
+
+    def _shown(self, redactor: Redactor, steps: Iterable[RecordStep]) -> Iterator[RecordStep]:
+        """The steps of an execution as they may be shown."""
+        told: dict[int, Failure | None] = {}  # by identity, the failures that are hidden as in the field that got them
+
+        def failure(one: Failure) -> Failure:
+            return told.get(id(one)) or redactor.failure(one)
+
+        for step in steps:
+            commit, asked, is_item = step.commit, step.asked, step.kind in ("item", "trial")
+            into = self.into.get(step.id)
+            if commit is not None:
+                failures = *commit.failed_attempts, commit.failure
+                commit = redactor.commit(commit)
+                told |= zip(map(id, failures), (*commit.failed_attempts, commit.failure), strict=True)
+            if asked is not None and asked.answer is not None:  # who is to answer must see all
+                answer = redactor.redact(asked.answer)
+                asked = StepQuestion(answer.question, asked.at, replace(answer, value=freeze(answer.value)))
+            yield replace(
+                step,
+                reason=redactor.redact(step.reason),
+                sent={name: redactor.field(name, value) for name, value in step.sent.items()},
+                wrote={
+                    name: one._replace(value=redactor.field(into or name, one.value, appended=is_item))
+                    for name, one in step.wrote.items()
+                },
+                lm=tuple([redactor.redact(call) if self.keeps_texts else usage_alone(call) for call in step.lm]),
+                failed=tuple(map(failure, step.failed)),
+                failure=None if step.failure is None else failure(step.failure),
+                asked=asked,
+                conflicts=tuple(map(redactor.conflict, step.conflicts)),
+                posts=tuple(map(redactor.post, step.posts)),
+                commit=commit,
+            )
 
     def stops(self, ending: RunEnding) -> Iterator[BranchStop]:
         """The executions of the run's own graph at which it has stopped, or is."""
@@ -483,12 +505,10 @@ class _Maker:
 
     def __init__(self, run: RunSteps, executions: Iterable[str]) -> None:
         self._of = run
-        self._redactor = run.redactor
         self._held = set(run.held)
         self._fields: dict[str, dict[str, Any]] = {}
         self._order: dict[str, Order] = {}
         self._graphs: dict[str, DrawnGraph] = {}
-        self._raw: dict[str, Commit] = {}  # as they are stored, with what is hidden
         self._own = [run.places[one] for one in executions if one in run.places]
         self._facts = [known[one] for one in executions for known in (run.facts, run.ending) if one in known]
 
@@ -499,10 +519,9 @@ class _Maker:
         self._attempts_and_items()
         for facts in self._facts:
             for call in facts.calls:
-                self._add(self._place(call.execution), call.node, "lm", self._shown_call(call))
+                self._add(self._place(call.execution), call.node, "lm", call)
             for post in facts.posts:
-                shown = post if self._redactor is None else self._redactor.post(post)
-                self._add(post.execution, post.node, "posts", shown)
+                self._add(post.execution, post.node, "posts", post)
             for asked in facts.asked.values():
                 self._ask(asked)
         for step in self._fields.values() if self._held else ():
@@ -510,7 +529,7 @@ class _Maker:
                 step["status"] = "waiting"
         for facts in self._facts:
             for place, reason in facts.damaged.items():
-                self._step(place, "?").update(status="unreadable", reason=self._text(reason))
+                self._step(place, "?").update(status="unreadable", reason=reason)
         inside: dict[str, list[str]] = {}
         for local in self._fields:
             inside.setdefault(_around(local), []).append(local)
@@ -536,13 +555,13 @@ class _Maker:
 
     def _attempts_and_items(self) -> None:
         for failure in chain.from_iterable([facts.failed for facts in self._facts]):
-            self._add(self._place(failure.execution), failure.node, "failed", self._failure(failure))
+            self._add(self._place(failure.execution), failure.node, "failed", failure)
         for local in list(self._fields):
             self._items_of(local)
         # The row of an item has its result whole; what its map has committed may lack it.
         for facts in self._facts:
             for execution, value in facts.items.items():
-                self._step(execution).update(status="done", wrote={"result": Wrote(self._result(execution, value))})
+                self._step(execution).update(status="done", wrote={"result": Wrote(value)})
         for step in self._fields.values():  # of an item without a result, the last of its failures has ended it
             if step["status"] == "stopped" and (lost := step.get("failed")) and lost[-1].index is not None:
                 step |= {"status": "failed", "failure": lost[-1], "failed": lost[:-1]}
@@ -577,101 +596,73 @@ class _Maker:
                     wrote[name] = Wrote(value, by)
         else:
             wrote = {name: Wrote(state.raw(name, DELETE)) for name in commit.patch}
-        behind = [run.log[parent].commit for parent in entry.parents]
-        self._commit(commit.id, commit, behind, wrote, entry.conflicts)
+        self._commit(commit.id, commit, wrote, entry.conflicts)
         self._fields[commit.id]["_state"] = state
         self._sent(commit.id, entry.parents, commit.branch)
 
     def _inner_commit(self, local: str, commit: Commit) -> None:
         """The step of a commit of a graph inside of a node, which has no states: what it wrote is its patch."""
         scope = local[: len(local) - len(commit.id)]
-        behind = [self._raw[scope + parent] for parent in commit.parents if scope + parent in self._raw]
         wrote = {name: Wrote(value_of_update(update)) for name, update in commit.patch.items()}
-        self._commit(local, commit, behind, wrote, scope=scope)
+        self._commit(local, commit, wrote, scope=scope)
 
     def _sent(self, local: str, parents: tuple[int, ...], branch: BranchPath) -> None:
         """Notes what a `Send` has brought to a step of the run's own graph."""
         sent = sent_to(self._of.log, parents, branch) if parents else FrozenDict()
         if sent:
-            self._fields[local]["sent"] = {name: self._shown(name, value) for name, value in sent.raw_items()}
+            self._fields[local]["sent"] = dict(sent.raw_items())
 
     def _commit(
         self,
         local: str,
         commit: Commit,
-        behind: Sequence[Commit],
         wrote: Mapping[str, Wrote],
         conflicts: tuple[MergedConflict, ...] = (),
         scope: str = "",
     ) -> None:
-        hidden = self._redactor
-        parents = [self._of.id_of(scope + parent.id) for parent in behind]
-        shown = changed(commit, id=self._of.id_of(local), parents=tuple(parents))
-        self._raw[local] = commit
-        if hidden is not None:
-            shown, conflicts = hidden.commit(shown), tuple(map(hidden.conflict, conflicts))
-            wrote = {field: one._replace(value=self._shown(field, one.value)) for field, one in wrote.items()}
+        after = tuple(
+            [self._of.id_of(scope + one) for one in commit.parents if not scope or scope + one in self._fields]
+        )
+        name, reason = self._of.id_of(local), commit.reason
+        if isinstance(commit.patch, UnreadablePatch):
+            status, reason = "unreadable", commit.patch.error
+        else:
+            status = "done" if commit.failure is None else "failed"
         self._fields[local] = {
-            "id": shown.id,
+            "id": name,
             "node": commit.node,
             "branch": commit.branch,
             "visit": commit.visit,
             "rank": commit.step,
             "version": commit.version,
-            "status": "done" if commit.failure is None else "failed",
+            "status": status,
             "started": commit.started or None,
             "seconds": commit.duration,
-            "after": shown.parents,
+            "after": after,
             "to": commit.route,
-            "reason": shown.reason,
+            "reason": reason,
             "wrote": wrote,
-            "failed": [one for one in shown.failed_attempts if one.index is None],
-            "failure": shown.failure,
+            "failed": [one for one in commit.failed_attempts if one.index is None],
+            "failure": commit.failure,
             "conflicts": conflicts,
-            "commit": shown,
+            "commit": changed(commit, id=name, parents=after),
         }
-        if isinstance(commit.patch, UnreadablePatch):
-            self._fields[local] |= {"status": "unreadable", "reason": self._text(commit.patch.error)}
         self._order[local] = (int(not scope and commit.version is None), commit.step, commit.branch, ())
-        for failure in shown.failed_attempts:
+        for failure in commit.failed_attempts:
             if failure.index is not None:
                 self._add(f"{local}[{failure.index}]", "", "failed", failure)
 
-    def _shown(self, name: str, value: Any) -> Any:
-        return value if self._redactor is None else self._redactor.field(name, value)
-
-    def _text(self, text: str) -> str:
-        return text if self._redactor is None else str(self._redactor.redact(text))
-
-    def _failure(self, failure: Failure) -> Failure:
-        return failure if self._redactor is None else self._redactor.failure(failure)
-
-    def _result(self, execution: str, value: Any) -> Any:
-        """The result of an item, as the field of its map may be shown."""
-        around = _around(execution)
-        mapped = self._graph_of(execution).maps.get(self._fields.get(around, {}).get("node", ""))
-        return self._item("result" if mapped is None else mapped.into, value)
-
-    def _item(self, name: str, value: Any) -> Any:
-        return value if self._redactor is None else self._redactor.field(name, value, appended=True)
-
-    def _shown_call(self, call: LMCall) -> LMCall:
-        if self._redactor is None:
-            return call
-        return cast("LMCall", self._redactor.redact(call)) if self._of.keeps_texts else usage_alone(call)
-
     def _items_of(self, local: str) -> None:
         """The steps of the items of a map that has committed: its results are in order, without those that failed."""
-        step, graph, commit = self._fields[local], self._graph_of(local), self._raw.get(local)
+        step, graph = self._fields[local], self._graph_of(local)
         mapped = graph.maps.get(step["node"])
-        if mapped is None or commit is None or step["status"] != "done":
+        if mapped is None or "commit" not in step or step["status"] != "done":
             return
-        for index, failure, result in items_of_commit(graph, mapped, commit, step.get("_state")):
+        for index, failure, result in items_of_commit(graph, mapped, step["commit"], step.get("_state")):
             if failure is not None:
-                self._step(f"{local}[{index}]").update(status="failed", failure=self._failure(failure))
+                self._step(f"{local}[{index}]").update(status="failed", failure=failure)
             else:
-                wrote = {"result": Wrote(self._item(mapped.into, freeze(result)))}
-                self._step(f"{local}[{index}]").update(status="done", wrote=wrote)
+                self._step(f"{local}[{index}]").update(status="done", wrote={"result": Wrote(freeze(result))})
 
     # --- stops
 
@@ -682,7 +673,7 @@ class _Maker:
         step["rank"] = 1 + max([head.step for head in heads.values()], default=-1)
         step["after"] = tuple([self._of.id_of(full_id(scope, head.id)) for head in heads.values()])
         if failure is not None:
-            step["failure"] = self._failure(failure)
+            step["failure"] = failure
         if status == "running" and heads:
             step["started"] = max(head.ended for head in heads.values())
         if not scope:
@@ -691,10 +682,6 @@ class _Maker:
 
     def _ask(self, asked: StepQuestion) -> None:
         """A question belongs to the execution that asks; a further one of it is a step of its own inside of that."""
-        if self._redactor is not None and asked.answer is not None:  # who is to answer must see all
-            answered = self._redactor.redact(asked.answer)
-            answered = replace(answered, value=freeze(answered.value))
-            asked = asked._replace(question=answered.question, answer=answered)
         question, answer = asked.question, asked.answer
         step = self._step(self._place(question.execution), question.node)
         is_open = answer is None and question.key != AFTER and "commit" not in step
@@ -770,6 +757,8 @@ class _Maker:
             whole = self._fields[_around(local)]
             fields["node"] = f"{whole['node']}[{keys[-1]}]"
             is_item = keys[-1].isdigit()
+            if is_item and (mapped := graph.maps.get(whole["node"])) is not None:
+                self._of.into[fields["id"]] = mapped.into
             fields["kind"] = ("trial" if graph.is_search else "item") if is_item else "graph"
             if fields["status"] == "stopped":  # of an item that has left nothing, what is said of its map
                 fields["status"] = whole["status"]
@@ -835,3 +824,106 @@ def value_of_update(update: Any) -> Any:
     if type(update) in (dict, SealedPatch):
         return freeze({key: value_of_update(part) for key, part in update.items() if part is not DELETE})
     return update if update is DELETE else freeze(update)
+
+
+# --- items of maps
+
+
+class Items(NamedTuple):
+    """The items of a map at its last visit, as far as the run has come.
+
+    Attributes:
+        node: the map.
+        total: how many there are; 0 of a map that the run has not reached.
+        done: how many have a result.
+        failed: how many have failed.
+        waiting: how many wait for an answer.
+        results: the results by index.
+        failures: the failures by index. Those that `failures=` lets pass are known once the map has ended.
+    """
+
+    node: str
+    total: int
+    done: int
+    failed: int
+    waiting: int
+    results: Mapping[int, Any]
+    failures: Mapping[int, Failure]
+
+    def __repr__(self) -> str:
+        return f"<items of {self}>"
+
+    def to_dict(self) -> dict[str, Any]:
+        """The JSON form of the numbers."""
+        return {name: getattr(self, name) for name in ("node", "total", "done", "failed", "waiting")}
+
+    def __str__(self) -> str:
+        items = "item" if self.total == 1 else "items"
+        more = "".join([f", {n:,} {what}" for n, what in ((self.failed, "failed"), (self.waiting, "waiting")) if n])
+        return f"{self.node}: {self.done:,} of {self.total:,} {items}{more}"
+
+
+def items_of(steps: RunSteps, ending: RunEnding, node: str) -> Items:
+    """The items of a map of the run's own graph.
+
+    Raises:
+        KeyError: if the graph has no such map; it lists those that it has.
+    """
+    graph = steps.graph
+    if node not in graph.maps:
+        known = ", ".join(map(repr, graph.maps)) or "none"
+        raise KeyError(f"{node!r} is no map of graph {graph.name!r}; its maps: {known}")
+    # A branch that has stopped there is behind all commits.
+    stop = next((one for one in reversed(list(steps.stops(ending))) if one.node == node), None)
+    if stop is not None:
+        parents = tuple([steps.places[head.id] for head in stop.heads.values()])
+        attempts = (*ending.failed, *ending.failures)
+        return _items_left(steps, node, stop.local, stop.branch, parents, stop.failure, attempts)
+    results, failures = dict[int, Any](), dict[int, Failure]()
+    entry = next((one for one in reversed(list(steps.in_order())) if one.commit.node == node), None)
+    if entry is not None and entry.commit.failure is not None:  # an error edge took it, and closed its questions
+        commit = entry.commit
+        attempts = (*commit.failed_attempts, entry.commit.failure)
+        left = _items_left(steps, node, commit.id, commit.branch, entry.parents, commit.failure, attempts)
+        return left._replace(waiting=0)
+    if entry is not None:
+        for index, failure, result in items_of_commit(graph, graph.maps[node], entry.commit, entry.state):
+            if failure is None:
+                results[index] = thaw(result)
+            else:
+                failures[index] = failure
+    return Items(node, len(results) + len(failures), len(results), len(failures), 0, results, failures)
+
+
+_NOTE = re.compile(r"^in .*\[(\d+)\] of the map ", re.MULTILINE)
+"""The note of an exception of an item that has failed its map: no other place says which item it was."""
+
+
+def _items_left(
+    steps: RunSteps,
+    node: str,
+    local: str,
+    branch: tuple[int, ...],
+    parents: tuple[int, ...],
+    failure: Failure | None,
+    attempts: Iterable[Failure],
+) -> Items:
+    """The items of a map that has not ended, or that has failed: its execution has committed none of them."""
+    mapped, facts = steps.graph.maps[node], steps.facts.get(local)
+    sent = sent_to(steps.log, parents, branch) if parents else {}
+    state = steps.log[parents[0]].state if parents else {}
+    total = len((sent if mapped.over in sent else state).get(mapped.over, ()))
+
+    results: dict[int, Any] = {}
+    waiting: set[int] = set()
+    if facts is not None:
+        ids = {part_id(local, index): index for index in range(total)}
+        results = {index: thaw(facts.items[name]) for name, index in ids.items() if name in facts.items}
+        open_ones = [one.question.execution for one in facts.asked.values() if one.answer is None]
+        waiting = {ids[name] for one in open_ones for name in (*ids_around(one), one) if name in ids}
+    failed = [one for one in attempts if is_within(one.execution, local)]
+    failures = {one.index: one for one in failed if one.index is not None and one.index not in results}
+    if failure is not None and (found := _NOTE.search(failure.traceback)) and not failures:
+        failures[int(found[1])] = failure
+    waiting -= results.keys() | failures.keys()
+    return Items(node, total, len(results), len(failures), len(waiting), results, failures)

@@ -12,7 +12,6 @@ from dspyer.patch import DELETE
 from dspyer.record.drawn import DrawnGraph
 from dspyer.record.making import RecordStep, value_of_update
 from dspyer.record.turns import tool_calls
-from dspyer.record.written import plain
 from dspyer.values import json as encoding
 from dspyer.values.freezing import freeze
 from dspyer.values.frozen import thaw
@@ -44,7 +43,7 @@ class StepExample(NamedTuple):
 
     def to_dict(self) -> dict[str, Any]:
         """The JSON form: a line of a data set; `corrected` says that a person has changed the outputs since."""
-        values = [{name: plain(encoding.encode(one)) for name, one in side.items()} for side in self[:2]]
+        values = [{name: encoding.plain(encoding.encode(one)) for name, one in side.items()} for side in self[:2]]
         return {"inputs": values[0], "outputs": values[1], "run": self.run, "step": self.step, "corrected": False}
 
 

@@ -47,8 +47,7 @@ from dspyer.log.rows import (
 from dspyer.log.time_travel import ThreadReader, current_status, failures_in, run_of, unread
 from dspyer.patch import update_size
 from dspyer.record.drawn import DrawnGraph
-from dspyer.record.items import Items, items_of
-from dspyer.record.making import RunEnding, RunSteps, StepQuestion
+from dspyer.record.making import Items, RunEnding, RunSteps, StepQuestion, items_of
 from dspyer.record.record import Origin, Record
 from dspyer.record_codec import changed, decode
 from dspyer.redaction import Redaction, Redactor

@@ -27,8 +27,7 @@ from dspyer.log.history import scoped_logs
 from dspyer.log.reader import read_run
 from dspyer.log.rows import LMUsage, total_cost
 from dspyer.patch import seal
-from dspyer.record.items import Items, items_of
-from dspyer.record.making import RunEnding, RunSteps, StepQuestion
+from dspyer.record.making import Items, RunEnding, RunSteps, StepQuestion, items_of
 from dspyer.record.record import Record
 from dspyer.record.stored import record_at
 from dspyer.record.turns import Turn, turns_in

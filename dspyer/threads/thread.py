@@ -26,7 +26,7 @@ from dspyer.log.time_travel import (
     status_of,
     thread_bounds,
 )
-from dspyer.record.items import Items
+from dspyer.record.making import Items
 from dspyer.record.record import Record
 from dspyer.record.stored import FollowedRecords, records_of, unread_of
 from dspyer.runtime.repairs import repairs_of_thread

@@ -407,3 +407,21 @@ _READERS: dict[str, Callable[[Any], Any]] = {
     "float": float,
     **{name: read for name, _, read in _SCALARS.values()},
 }
+
+
+def plain(encoded: Any) -> Any:
+    """A JSON form of a value (`values.json.encode`) without the names of types: what a reader shows."""
+    if type(encoded) is list:
+        return [plain(item) for item in encoded]
+    if type(encoded) is not dict:
+        return encoded
+    if TAG not in encoded:
+        return {key: plain(item) for key, item in encoded.items()}
+    value: Any = encoded.get("value")
+    if encoded[TAG] in ("datetime", "time"):
+        return value[0]
+    if encoded[TAG] in ("dict", "patch"):
+        pairs = [(plain(key), plain(item)) for key, item in value]
+        return dict(pairs) if all(type(key) is str for key, _ in pairs) else [list(pair) for pair in pairs]
+    found = plain(value)
+    return model_parts(found) if encoded[TAG] == "model" and type(found) is dict else found

@@ -229,9 +229,9 @@ export const draftText = ({ value, ok, reason, comment, args }) =>
     .map((part) => (typeof part === "string" ? part : JSON.stringify(part, null, 2)))
     .join("\n");
 
-// A question of a record has no schema of its answer: what waits has it.
+// A question of a record has no schema of its answer: what waits has it. The approval of a call needs none.
 function useSchema(question) {
-  const whole = question.key !== undefined;
+  const whole = question.call || question.key !== undefined;
   const { data, error } = useAnswer(whole ? null : "questions", {});
   const found = whole ? question : data?.items.find((one) => one.question.id === question.id)?.question;
   return { found, error, gone: !whole && data && !found };
@@ -255,7 +255,7 @@ export function AnswerForm({ record, waiting, question: asked, about, onDone }) 
   const { busy, error, act } = useAction(async () => {
     const wrong = {};
     const root = question.answer ?? {};
-    const permits = question.answer === null; // it takes no answer: every resume goes on
+    const permits = !question.call && question.answer === null; // it takes no answer: every resume goes on
     const value = question.call ? readApproval(question.call, draft, wrong) : permits ? null : readInput(root, draft.value, root, wrong);
     setProblems(wrong);
     if (Object.keys(wrong).length) return;
@@ -267,11 +267,11 @@ export function AnswerForm({ record, waiting, question: asked, about, onDone }) 
   });
   if (lost) return <Problem error={lost} />;
   if (gone) return <p class="soft">This question waits no longer.</p>;
-  if (!question) return <p class="soft" aria-busy="true">…</p>;
+  if (!question) return <p class="answer soft" aria-busy="true">…</p>;
   if (waiting ? !waiting.program || !about?.acts : !canAct(about, record.run.graph)) return <ReadOnly graph={record?.run.graph} />;
   const refused = error?.fields?.[question.id] ?? error?.message;
   const shown = refused && !Object.keys(problems).length ? { ...problems, "": refused } : problems;
-  const schema = question.answer;
+  const schema = question.call ? {} : question.answer;
   const put = (changes) => setDraft({ ...draft, ...changes });
   return (
     <form class="answer" onSubmit={act} noValidate>

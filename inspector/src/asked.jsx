@@ -44,7 +44,7 @@ export function Asked({ record, step, about, place = "" }) {
     <div class={`asks note wait ${place}`}>
       <b>{asked.call ? "Waits for approval" : "Waits for an answer"}</b>
       {asked.at ? `, asked ${when(asked.at)}` : ""}{asked.expires ? `, until ${when(asked.expires)}` : ""}
-      <p><Text record={record} of={asked.text} /></p>
+      {!(asked.call && step.call) && <p><Text record={record} of={asked.text} /></p>}
       {!embedded && <Boundary what="The form" of={asked.id}><AnswerForm record={record} question={asked} about={about} /></Boundary>}
     </div>
   );

@@ -255,6 +255,7 @@ function Steps({ pairs: given, a, b }) {
             <>
               <li key={key} class="pairline">
                 <button type="button" class="equals" aria-expanded={open.has(key)} onClick={() => toggle(key)}>
+                  <span class="faint" aria-hidden="true">{open.has(key) ? "▾" : "▸"}</span>
                   <Guides depth={names[0].depth} />
                   <span class="one">{plural(names.length, "equal step")}: {names.slice(0, NAMES).map(({ b: id }) => nameOf(b.step(id))).join(", ")}{names.length > NAMES && ", …"}</span>
                 </button>

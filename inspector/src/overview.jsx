@@ -35,9 +35,9 @@ function Bars({ stacks, buckets, label, at, onAt, onPick }) {
 
 // The charts: [name, figure, what is said below it, the bar of a bucket].
 const CHARTS = [
-  ["Runs", (b) => count(b.runs), (b) => (b.failed ? `${count(b.failed)} failed, ${Math.round((100 * b.failed) / b.runs)} %` : "none failed"),
+  ["Runs", (b) => count(b.runs), (b) => (b.failed ? `${count(b.failed)} failed, ${Number(((100 * b.failed) / b.runs).toPrecision(2))} %` : "none failed"),
     (b) => [[b.failed, "var(--bad)"], [b.runs - b.failed, "var(--accent)"]]],
-  ["Time", (b) => duration(b.p50), (b) => `half of them; 95 % within ${duration(b.p95)}`,
+  ["Time", (b) => duration(b.p50), (b) => `median; 95 % in ${duration(b.p95)}`,
     (b) => [[b.p50, "var(--map)"], [Math.max(0, b.p95 - b.p50), "color-mix(in srgb, var(--map) 35%, transparent)"]]],
   ["Tokens", (b) => count(sum(b.tokens)), (b) => `${count(b.tokens[0])} in, ${count(b.tokens[1])} out`, (b) => [[sum(b.tokens), "var(--lm)"]]],
   ["Cost", (b) => cost(b.cost), (b) => (b.cost == null ? "a model has no price" : b.runs ? `${cost(b.cost / b.runs)} a run` : " "), (b) => [[b.cost, "var(--tool)"]]],

@@ -6,13 +6,14 @@ import { Asked } from "./asked.jsx";
 import { Changes } from "./changes.jsx";
 import { agentOf, Conversation } from "./conversation.jsx";
 import { CopyEdited } from "./edit.jsx";
-import { cost, count, duration, failureText, plural, tokens, when } from "./format.js";
+import { beginning, cost, count, duration, failureText, plural, sum, tokens, when } from "./format.js";
 import { GraphView } from "./graph.jsx";
 import { useKeys } from "./hooks.js";
 import { Items } from "./items.jsx";
 import { nameOf } from "./names.js";
 import { Boundary, Button, Kind, Status, Tabs, Tag } from "./parts.jsx";
 import { Prompt } from "./prompt.jsx";
+import { useValues } from "./record.js";
 import { href } from "./route.js";
 import { State } from "./state.jsx";
 import { span, times, worked } from "./times.js";
@@ -40,19 +41,21 @@ function Summary({ record, step, now }) {
   const at = span(record, step, now);
   const parts = [step.kind];
   if (step.branch.length) parts.push(`branch ${step.branch.join(".")}`);
-  if (total.calls) parts.push(plural(total.calls, "LM call"), tokens(total.tokens), total.cost == null ? "cost unknown" : cost(total.cost));
+  if (total.calls) parts.push(plural(total.calls, "LM call"), sum(total.tokens) > 0 && tokens(total.tokens), total.cost == null ? "cost unknown" : cost(total.cost));
   if (at && step.kind !== "start" && step.kind !== "edit") parts.push(step.status === "waiting" && step.asked ? `asked ${when(step.asked?.at ?? at.from)}` : `${duration(worked(times(record, now), at.from, at.till))} of work`);
   if (step.waited >= 0.05) parts.push(`waited ${duration(step.waited)}`);
   const to = [...new Set(step.to)];
   if (to.length) parts.push(to.length === 1 && to[0] === "END" ? "then the end" : `then ${to.join(", ")}`);
-  return <p class="summary num">{parts.join(" · ")}</p>;
+  return <p class="summary num">{parts.filter(Boolean).join(" · ")}</p>;
 }
+
+const KEPT = 500; // characters of the message of a failure
 
 function Failure({ record, failure, title }) {
   return (
     <div class="note bad">
       <b>{title}{failure.attempt > 1 ? ` in attempt ${failure.attempt}` : ""}: {failure.type}</b>
-      <p><Text record={record} of={failure.message} /></p>
+      <p><Text record={record} of={failure.message} />{beginning(failure.message).length === KEPT && <span class="soft">… the rest is in the traceback</span>}</p>
       {failure.traceback && (
         <details>
           <summary>Traceback</summary>
@@ -108,6 +111,9 @@ export function Pane({ record, step, tab, onTab, onSelect, onBack, about, now })
   const turn = (by) => () => onTab(tabs[(tabs.indexOf(shown) + by + tabs.length) % tabs.length].id);
   useKeys({ "]": turn(1), "[": turn(-1) });
   const around = record.around(step.id);
+  // What stands above the tabs is read before they are drawn: nothing moves down.
+  const above = [step.asked?.answer?.value, step.call?.result].filter(Boolean);
+  const read = useValues(record, above).size === new Set(above).size;
   return (
     <div class="pane" data-step={step.id}>
       {around.length > 0 && (
@@ -133,8 +139,8 @@ export function Pane({ record, step, tab, onTab, onSelect, onBack, about, now })
       <Boundary what="The question" of={step.id}><Asked record={record} step={step} about={about} /></Boundary>
       {step.kind !== "agent" && <Messages record={record} messages={step.messages} words="taken here" />}
       {step.parent === null && step.id === record.inside(null).at(-1)?.id && <Messages record={record} messages={record.run.unread} words="not taken yet" />}
-      <Tabs label="What is shown of the step" tabs={tabs} selected={shown.id} onSelect={onTab} />
-      <div id="panel" role="tabpanel" aria-labelledby={`tab-${shown.id}`} tabIndex={0}>
+      {read && <Tabs label="What is shown of the step" tabs={tabs} selected={shown.id} onSelect={onTab} />}
+      <div id="panel" role="tabpanel" aria-labelledby={`tab-${shown.id}`} tabIndex={0} hidden={!read}>
         <Boundary what={shown.name} of={`${step.id} ${shown.id} ${record.position}`}>
           <shown.View record={record} step={step} about={about} onSelect={onSelect} />
         </Boundary>

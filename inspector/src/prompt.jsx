@@ -4,7 +4,7 @@ import { useMemo, useState } from "preact/hooks";
 import { Again } from "./again.jsx";
 import { Diff, same } from "./diff.jsx";
 import { Answers, Calls, Content, Fields, fits } from "./fields.jsx";
-import { cost, duration, plural, tokens } from "./format.js";
+import { beginning, cost, duration, plural, sum, tokens } from "./format.js";
 import { parsePrompt, valueOf } from "./parse.js";
 import { Field, Fold, Tag, useFew } from "./parts.jsx";
 import { rulesOf, useValues } from "./record.js";
@@ -125,7 +125,8 @@ function Called({ record, step, about: known, calls, at, reads }) {
   const before = usePrompt(record, calls[at - 1], wanted);
   const response = useValues(record, wanted && call.response ? [call.response] : []).get(call.response);
   const [now, was] = [sent, before].map((one) => useMemo(() => one && partsOfPrompt(one.messages, one.parsed), [one]));
-  const figures = [call.tokens[0] + call.tokens[1] > 0 && tokens(call.tokens), call.cost != null && cost(call.cost), duration(call.seconds)];
+  const told = [step.failure, ...step.failed].some((one) => one && beginning(call.failed).includes(beginning(one.message))); // above the tabs
+  const figures = [sum(call.tokens) > 0 && tokens(call.tokens), call.cost != null && (call.cost > 0 || !call.failed) && cost(call.cost), duration(call.seconds)];
   const words = label(calls, call, at);
   const answered = response !== undefined && response !== null;
   return (
@@ -138,7 +139,7 @@ function Called({ record, step, about: known, calls, at, reads }) {
         {sent?.parsed && answered && !fits(response, sent.parsed) && <Tag tone="wait">not in the form that was asked for</Tag>}
         <span class="meta num">{figures.filter(Boolean).join(" · ")}</span>
       </header>
-      {call.failed && <div class="note bad"><Text record={record} of={call.failed} /></div>}
+      {call.failed && !told && <div class="note bad"><Text record={record} of={call.failed} /></div>}
       {now && was && <Differs before={was} after={now} failed={Boolean(calls[at - 1].failed) && last} />}
       {open && call.messages.length > 0 && !sent && <p class="soft" aria-busy="true">…</p>}
       {open && sent && (

@@ -30,8 +30,8 @@ function Figures({ record, now }) {
   const all = times(record, now);
   const { calls, tokens, dollars } = used(record);
   return (
-    <div class="figs num">
-      <Figure value={duration(all.work)} words="of work" title="without pauses" />
+    <div class="figs num" key={duration(all.seconds)}>
+      <Figure value={duration(all.seconds)} words="of work" title="without pauses" />
       {all.waited >= 0.05 && <Figure value={duration(all.waited)} words="waited" title="for answers" extra="wide" />}
       {calls > 0 && <Figure value={count(calls)} words={calls === 1 ? "LM call" : "LM calls"} title={(record.run.models ?? []).join("\n")} />}
       {sum(tokens) > 0 && <Figure value={amount(sum(tokens))} words="tokens" title={`${count(tokens[0])} in, ${count(tokens[1])} out`} extra="either" />}

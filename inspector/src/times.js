@@ -7,11 +7,22 @@ export const isOwn = (record, step) => !record.run.origin || step.id.startsWith(
 
 const AROUND = new Set(["agent", "graph", "map", "search", "item", "trial"]); // their time is that of the steps inside of them
 
-// {from, till, folds: [{from, till, asked, open}], work, waited}, in seconds since the epoch; what is open still waits.
+// The length of time that some spans cover.
+function covered(spans) {
+  let [sum, end] = [0, -Infinity];
+  for (const [from, till] of spans.toSorted((a, b) => a[0] - b[0])) {
+    sum += Math.max(0, till - Math.max(from, end));
+    end = Math.max(end, till);
+  }
+  return sum;
+}
+
+// {from, till, folds: [{from, till, asked, open}], work, seconds, waited}, in seconds since the epoch; what is open still
+// waits. `work` is what is drawn; `seconds` and `waited` are those of `Record`.
 export function times(record, now = 0) {
   const old = kept.get(record);
   if (old && (old.now === now || !old.running)) return old;
-  const [busy, asked] = [[], []];
+  const [busy, asked, outer] = [[], [], []];
   let [running, from, till] = [false, Infinity, -Infinity];
   for (const step of record.steps) {
     if (!isOwn(record, step)) continue;
@@ -22,6 +33,7 @@ export function times(record, now = 0) {
     running ||= runs;
     from = Math.min(from, step.started);
     till = Math.max(till, end);
+    if (step.parent === null) outer.push([step.started, end]);
     const inner = record.inside(step.id).some((one) => one.started != null);
     if (!inner || !(AROUND.has(step.kind) || step.waited > 0)) busy.push([step.started, end]);
   }
@@ -29,7 +41,9 @@ export function times(record, now = 0) {
   if (!running && asked.some(([, answered]) => answered === Infinity)) found.folds.push({ from: till, till, asked: true, open: true });
   if (!Number.isFinite(from)) Object.assign(found, { from: 0, till: 0 });
   found.work = found.till - found.from - found.folds.reduce((all, fold) => all + fold.till - fold.from, 0);
-  found.waited = found.folds.reduce((all, fold) => all + (fold.asked ? fold.till - fold.from : 0), 0);
+  const answered = asked.filter(([, at]) => at !== Infinity);
+  found.waited = covered([...busy, ...answered]) - covered(busy);
+  found.seconds = covered([...outer, ...answered]) - found.waited;
   kept.set(record, found);
   return found;
 }
@@ -38,17 +52,18 @@ function gaps(busy, asked) {
   if (!busy.length) return [];
   const idle = [];
   let till = busy[0][0];
-  let active = 0;
   for (const [from, end] of busy) {
     if (from > till) idle.push([till, from]);
-    active += Math.max(0, end - Math.max(from, till));
     till = Math.max(till, end);
   }
+  const active = covered(busy);
   const long = Math.max(5, active / 5);
   const folds = [];
   for (const [from, to] of idle) {
-    const waits = asked.some(([begun, answered]) => begun < to && answered > from);
-    if (to - from > (waits ? Math.max(0.2, active / 50) : long)) folds.push({ from, till: to, asked: waits });
+    const open = asked.filter(([begun, answered]) => begun < to && answered > from);
+    if (to - from <= (open.length ? Math.max(0.2, active / 50) : long)) continue;
+    const ends = open.reduce((all, [begun, answered]) => [Math.min(all[0], begun), Math.max(all[1], answered)], [Infinity, -Infinity]);
+    folds.push(open.length ? { from: Math.max(from, ends[0]), till: Math.min(to, ends[1]), asked: true } : { from, till: to, asked: false });
   }
   return folds;
 }

@@ -70,7 +70,7 @@ function Row({ record, row, top, selected, onSelect, onToggle, x, all, values, w
   const [a, b] = when ? [x(when.from), x(when.till)] : [0, 0];
   const book = isBookkeeping(record, step);
   const [used, hint] = [sum(total.tokens), hintOf(step)];
-  const took = when && step.kind !== "start" && step.kind !== "edit" && (inner || step.status !== "waiting") ? worked(all, when.from, when.till) : null;
+  const spent = when && step.kind !== "start" && step.kind !== "edit" && (inner || step.status !== "waiting") ? duration(worked(all, when.from, when.till)) : "";
   return (
     <div
       id={`row-${step.id}`}
@@ -102,10 +102,10 @@ function Row({ record, row, top, selected, onSelect, onToggle, x, all, values, w
         <Marks record={record} step={step} values={values} where={where} />
       </div>
       <div class="barcell" aria-hidden="true">
-        {when && step.kind !== "start" && isOwn(record, step) && <i class="tbar" style={{ left: `${Math.max(0, Math.min(a, x.width - 2))}px`, width: `${Math.max(2, Math.min(b, x.width) - a)}px`, background: hue(step.kind) }} />}
+        {when && step.kind !== "start" && isOwn(record, step) && <i class="tbar" style={{ transform: `translateX(${Math.max(0, Math.min(a, x.width - 2))}px)`, width: `${Math.max(2, Math.min(b, x.width) - a)}px`, background: hue(step.kind) }} />}
       </div>
       <div class="r num">{used ? amount(used) : ""}</div>
-      <div class="r num">{took === null ? "" : duration(took)}</div>
+      <div class="r num" key={`took ${spent}`}>{spent}</div>
     </div>
   );
 }

@@ -71,6 +71,7 @@ def fill(path: str) -> CompiledGraph:
             late.resume(yes)
         origin = program.thread("origin")
         origin.run({"text": "a card from the sea"})
+        time.sleep(0.05)  # so long that the page shows it
         origin.resume(yes, by="ada", comment="nice")
         copy = origin.copy("origin-short", at=0, patch={"tone": "short"})
         copy.resume()
@@ -176,6 +177,11 @@ def test_a_copy_is_compared_with_its_origin(tab: Lists) -> None:
     answered.get_by_text("by ada: “nice”").wait_for()
     page.get_by_role("link", name="Open B").click()
     page.get_by_role("heading", name="origin-short").first.wait_for()
+    page = tab.open("compare", thread="origin", other_thread="origin")
+    said = [page.locator(".kpi", has_text=name).locator("b").inner_text() for name in ("work", "waited")]
+    page = tab.open("run", thread="origin")
+    page.get_by_text("of work").first.wait_for()
+    assert page.locator(".figs").inner_text().startswith(f"{said[0]} of work\n{said[1]} waited")
     page = tab.open("compare", thread="origin")  # without a second run, those of its graph
     page.get_by_role("link", name="origin-short").click()
     page.get_by_role("region", name="Run B").wait_for()

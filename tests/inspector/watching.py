@@ -60,7 +60,7 @@ def until(page: Any, expression: str, value: Any = None) -> None:
 def fits(page: Any, name: str, axe: bool = True, moves: bool = False) -> None:
     """Nothing has moved, unless it may, nothing is wider than its place, and axe finds nothing serious."""
     shifts, wide = page.evaluate(LAID_OUT)
-    assert moves or shifts == [], name
+    assert moves or shifts == [], (name, shifts)
     assert wide <= 0, name
     if axe and AXE.exists():
         page.evaluate(AXE.read_text())
