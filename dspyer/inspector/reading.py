@@ -193,7 +193,7 @@ class Reading:
         after = query.get("after", "")
         with shown.lock:
             found = shown.changes(record, after) or shown.page(record, 0 if after else first, query.get("position", ""))
-        found["run"]["unread"] = [one.to_dict() for one in thread.unread]
+            found["run"]["unread"] = [{**one.to_dict(), "text": shown.writer.text(one.text)} for one in thread.unread]
         for graph in found.get("graphs", {}).values():
             graph["can_act"] = record.graph.name in self._programs
         return found

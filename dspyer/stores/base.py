@@ -192,6 +192,8 @@ class RunPlace(NamedTuple):
         """The place of a text."""
         try:
             started, run, thread = text.split(",", 2)
+            if not (run and run.isascii() and run.isprintable() and thread.encode()):
+                raise ValueError(text)
             return cls(float(started), run, thread)
         except ValueError:
             raise ValueError(f"after={text!r} is no cursor: pass page.next of the page before") from None
