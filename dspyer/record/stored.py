@@ -235,7 +235,7 @@ def _run_reader(reader: HistoryReader, thread: str, listed: ListedRun) -> RunRea
     rows = RunRows(run, (), (), (), {run.id: run_label(run)})
     if listed.last >= 0:
         at = Point(run.id, listed.last)
-        rows = read_run(reader.store, root if root is not None and root.run == at.run else at, root)
+        rows = read_run(reader.store, root if root is not None and root.run == at.run else at, root, run)
     return RunReader(reader, thread, rows, root)
 
 
