@@ -48,7 +48,7 @@ export function Bar({ trail, deep, children }) {
       <button type="button" class="plain" onClick={nextTheme} aria-label={`Colours: ${theme}`} title={`Colours: ${theme}`}>
         {{ system: "◐", light: "☀", dark: "☾" }[theme]}
       </button>
-      <button type="button" class="plain" onClick={showKeys} aria-label="Keys" title="Keys (?)">?</button>
+      <button type="button" class="plain keys" onClick={showKeys} aria-label="Keys" title="Keys (?)">?</button>
     </header>
   );
 }
