@@ -235,31 +235,31 @@ class Redaction:
         return brief(self.at(path, value))
 
     def event(self, event: Any) -> Any:
-        """The redacted form of an event."""
+        """The redacted form of a commit, a conflict, a post, or an event with one.
+
+        A failure that the patch of a commit holds, or reports to a model, is hidden as there.
+        """
         if isinstance(event, Committed):
-            return replace(event, commit=self.commit(event.commit))
-        if isinstance(event, ConflictFound):
-            return replace(event, conflict=self.conflict(event.conflict))
+            return replace(event, commit=self.event(event.commit))
         if isinstance(event, Posted):
             return replace(event, value=self.update((event.field,), event.value))
-        return event
-
-    def conflict(self, found: MergedConflict) -> MergedConflict:
-        """The redacted form of a conflict."""
-        values = tuple([(author, self.at(found.path, value)) for author, value in found.values])
-        base, value = self.at(found.path, found.base), self.at(found.path, found.value)
-        return replace(found, base=base, values=values, value=value)
-
-    def commit(self, commit: Commit) -> Commit:
-        """The redacted form of a commit: a failure that its patch holds, or reports to a model, is hidden as there."""
-        shown = replace(commit, patch=self.patch(commit.patch))
-        if commit.failure is not None:
-            for field, update in commit.patch.items():
-                found = thaw(getattr(update, "frozen", update))
-                if found == commit.failure or _reports_error(found):
-                    failure, *earlier = [self._failure(field, one) for one in (commit.failure, *commit.failed_attempts)]
-                    return replace(shown, failure=failure, failed_attempts=tuple(earlier))
-        return shown
+        if isinstance(event, ConflictFound):
+            return replace(event, conflict=self.event(event.conflict))
+        if isinstance(event, MergedConflict):
+            values = tuple([(author, self.at(event.path, value)) for author, value in event.values])
+            base, value = self.at(event.path, event.base), self.at(event.path, event.value)
+            return replace(event, base=base, values=values, value=value)
+        if not isinstance(event, Commit):
+            return event
+        commit = replace(event, patch=self.patch(event.patch))
+        if event.failure is None:
+            return commit
+        for field, update in event.patch.items():
+            given = thaw(getattr(update, "frozen", update))
+            if given == event.failure or _reports_error(given):
+                failure, *earlier = [self._failure(field, one) for one in (event.failure, *event.failed_attempts)]
+                return replace(commit, failure=failure, failed_attempts=tuple(earlier))
+        return commit
 
     def _failure(self, field: str, failure: Failure) -> Failure:
         """A failure as it is shown in a field."""
@@ -333,34 +333,30 @@ class Redactor:
         """The redacted form of an event of any type, whose hidden texts are remembered."""
         return self.redact(self.learn(event))
 
-    def commit(self, commit: Commit) -> Commit:
-        """The redacted form of a commit: its values by path, then their texts, and why it failed or led on."""
-        shown = self.redaction.commit(commit)
-        return replace(
-            shown,
-            # One that cannot be read is empty, and says why.
-            patch={name: self.redact(update, given=True) for name, update in shown.patch.items()} or shown.patch,
-            reason=self.redact(shown.reason),
-            failure=None if shown.failure is None else self.failure(shown.failure),
-            failed_attempts=tuple(map(self.failure, shown.failed_attempts)),
-        )
+    def shown(self, value: Any) -> Any:
+        """The redacted form of a commit, a conflict, a post, a state, or any other object of a run.
+
+        Values are hidden by path, then their texts, and those that say why a commit failed or led on.
+        """
+        if isinstance(value, ImmutableState):
+            return ImmutableState({name: thaw(self.field(name, part)) for name, part in value.raw_items()})
+        shown = self.redaction.event(value)
+        if isinstance(shown, Commit):
+            return replace(
+                shown,
+                # One that cannot be read is empty, and says why.
+                patch={name: self.redact(update, given=True) for name, update in shown.patch.items()} or shown.patch,
+                reason=self.redact(shown.reason),
+                failure=None if shown.failure is None else self.failure(shown.failure),
+                failed_attempts=tuple(map(self.failure, shown.failed_attempts)),
+            )
+        return self.redact(shown)
 
     def failure(self, failure: Failure) -> Failure:
         """The redacted form of a failure: its class and its place are told."""
         return failure.model_copy(
             update={name: self.redact(getattr(failure, name)) for name in ("message", "traceback")}
         )
-
-    def conflict(self, found: MergedConflict) -> MergedConflict:
-        """The redacted form of a conflict."""
-        shown = self.redaction.conflict(found)
-        values = tuple([(author, self.redact(value, given=True)) for author, value in shown.values])
-        base, value = self.redact(shown.base, given=True), self.redact(shown.value, given=True)
-        return replace(shown, base=base, values=values, value=value)
-
-    def post(self, post: Posted) -> Posted:
-        """The redacted form of a post."""
-        return replace(post, value=self.redact(self.redaction.update((post.field,), post.value), given=True))
 
     def field(self, name: str, value: Any, *, appended: bool = False) -> Any:
         """The redacted form of a frozen value of a field, or of an item of one: by its path, and of its texts."""
@@ -392,12 +388,6 @@ class Redactor:
         """The number of hidden texts that it knows: with more of them, what was shown before may have to be hidden."""
         return len(self._texts)
 
-    def shown(self, value: Any) -> Any:
-        """The redacted form of a commit, a state, or any other object of a run that has ended."""
-        if isinstance(value, ImmutableState):
-            return ImmutableState({name: thaw(self.field(name, part)) for name, part in value.raw_items()})
-        return self.commit(value) if isinstance(value, Commit) else self.redact(value)
-
     # --- what is hidden
 
     def learn(self, event: Event) -> Any:
@@ -412,6 +402,15 @@ class Redactor:
     def learn_patch(self, patch: Mapping[str, Any]) -> None:
         """Remembers the texts that are hidden in a patch."""
         self._learn(patch, self.redaction.patch(patch))
+
+    def learn_failures(self, failures: Iterable[Failure], paths: Iterable[KeyPath]) -> None:
+        """Remembers the texts of failures that a state may hold at these paths."""
+        for path in paths:
+            for failure in failures:
+                if path[1:]:
+                    self.learn_value(path, failure)
+                else:  # as the update of a field: it may be an item of a list
+                    self.learn_patch({path[0]: failure})
 
     def learn_value(self, path: KeyPath, value: Any) -> None:
         """Remembers the texts that are hidden in a value at a path, also by a pattern that hides what is around it."""

@@ -187,7 +187,7 @@ def place_of(cursor: str | None) -> RunPlace | None:
         return None
     started, run, thread, *_ = (*cursor.split(",", 2), "", "")
     try:
-        if not run:
+        if not (run and run.isascii() and run.isprintable() and thread.encode()):
             raise ValueError(cursor)
         return RunPlace(float(started), run, thread)
     except ValueError:

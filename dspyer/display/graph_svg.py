@@ -16,6 +16,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
+from graphlib import TopologicalSorter
 from html import escape as escape_html
 from itertools import pairwise
 from typing import Any, NamedTuple
@@ -329,16 +330,10 @@ def arrange(nodes: Sequence[str], keys: Sequence[EdgeKey]) -> Grid:
 
 def _ranks(nodes: Sequence[str], keys: Sequence[EdgeKey]) -> dict[str, int]:
     """The length of the longest path to each node."""
-    rank = dict.fromkeys(nodes, 0)
-    missing = {node: sum(1 for _, target in keys if target == node) for node in nodes}
-    ready = [node for node in nodes if not missing[node]]
-    for node in ready:
-        for source, target in keys:
-            if source == node:
-                rank[target] = max(rank[target], rank[node] + 1)
-                missing[target] -= 1
-                if not missing[target]:
-                    ready.append(target)
+    before = {node: [source for source, target in keys if target == node] for node in nodes}
+    rank: dict[str, int] = {}
+    for node in TopologicalSorter(before).static_order():
+        rank[node] = max([rank[one] + 1 for one in before[node]], default=0)
     return rank
 
 
@@ -399,27 +394,26 @@ def across(grid: Grid, widths: Mapping[Cell, float]) -> dict[Cell, float]:
     cell without a width is an edge without a label.
     """
     x: dict[Cell, float] = {}
+
+    def settle(row: Sequence[Cell], wanted: Sequence[float], weights: Sequence[float]) -> None:
+        gaps = [_distance(left, right, widths) for left, right in pairwise(row)]
+        x.update(zip(row, spread(wanted, gaps, weights), strict=True))
+
     for row in grid.rows:
-        at = 0.0
-        for i, cell in enumerate(row):
-            at += _distance(row[i - 1], cell, widths) if i else 0.0
-            x[cell] = at
-        for cell in row:
-            x[cell] -= at / 2
+        settle(row, [0.0] * len(row), [1.0] * len(row))
     pulls = {cell: _pulls(grid, cell) for row in grid.rows for cell in row}
     # Down and up in turn: one direction alone would pull all rows after the first one.
     for sweep in range(ROUNDS):
         for row in grid.rows if sweep % 2 == 0 else reversed(grid.rows):
             weights = [sum(pulls[cell].values()) for cell in row]
             wanted = [sum(x[other] * pull for other, pull in pulls[cell].items()) for cell in row]
-            wanted = [total / weight for total, weight in zip(wanted, weights, strict=True)]
-            x.update(zip(row, spread(wanted, _gaps(row, widths), weights), strict=True))
+            settle(row, [total / weight for total, weight in zip(wanted, weights, strict=True)], weights)
     # Afterwards, and with little weight for what is no chain: a mean of neighbours alone leaves long edges slanted.
     chains = {cell: chain for chain in _chains(grid) for cell in chain}
     for _ in range(5 * SWEEPS):
         for row in grid.rows:
-            wanted = [sum(x[other] for other in chains[cell]) / len(chains[cell]) for cell in row]
-            x.update(zip(row, spread(wanted, _gaps(row, widths), [len(chains[cell]) for cell in row]), strict=True))
+            lengths = [len(chains[cell]) for cell in row]
+            settle(row, [sum(x[other] for other in chains[cell]) / len(chains[cell]) for cell in row], lengths)
     return x
 
 
@@ -428,10 +422,6 @@ def _pulls(grid: Grid, cell: Cell) -> dict[Cell, float]:
     upper, lower = grid.above.get(cell, ()), grid.below.get(cell, ())
     pulls = {other: 1 / max(len(upper), len(grid.below[other])) for other in upper}
     return pulls | {other: 1 / max(len(lower), len(grid.above[other])) for other in lower}
-
-
-def _gaps(row: Sequence[Cell], widths: Mapping[Cell, float]) -> list[float]:
-    return [_distance(left, right, widths) for left, right in pairwise(row)]
 
 
 def _chains(grid: Grid) -> list[tuple[Cell, ...]]:

@@ -150,11 +150,6 @@ class RunningGraph:
     ended: dict[str, EndedVisits] = field(default_factory=dict)
     running: dict[str, RunningNode] = field(default_factory=dict)
 
-    def begin(self, event: NodeStarted, at: float) -> None:
-        """Notes that a node has started."""
-        self.ended.setdefault(event.node, EndedVisits())
-        self.running[event.execution] = RunningNode(event.node, event.branch, event.visit, at)
-
     def commit(self, commit: Commit) -> None:
         """Notes that a node has committed; of a join, or after a failure that an edge takes, nothing runs any more."""
         node = self.running.pop(commit.id, None)
@@ -217,28 +212,25 @@ class RunningRuns:
         if not is_built_in(event):
             run.told.append(told(event))
             return
-        graph = _graph_at(run, event.scope) if event.scope else run.graph
+        graph = _graph_at(run, event.scope)
         if graph is None:
             return
         if isinstance(event, NodeStarted):
             if event.node != "START":
-                graph.begin(event, at)
+                graph.ended.setdefault(event.node, EndedVisits())
+                graph.running[event.execution] = RunningNode(event.node, event.branch, event.visit, at)
         elif isinstance(event, Committed):
             run.commits += not event.scope
             graph.commit(event.commit)
         elif isinstance(event, RunEnded) and not event.scope:
-            self._end(run_id, run, event.status, at)
+            run.status, run.ended = event.status, at
+            graph.running.clear()
+            self.ended[event.status] += 1
+            self.latest.append(self.runs.pop(run_id))
+            if event.status == "failed":
+                self.failed.append(run)
         else:
             _note(run, graph, at, event)
-
-    def _end(self, run_id: str, run: RunningRun, status: str, at: float) -> None:
-        run.status, run.ended = status, at
-        run.graph.running.clear()
-        del self.runs[run_id]
-        self.ended[status] += 1
-        self.latest.append(run)
-        if status == "failed":
-            self.failed.append(run)
 
 
 def _note(run: RunningRun, graph: RunningGraph, at: float, event: Event) -> None:

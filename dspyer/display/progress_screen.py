@@ -40,6 +40,7 @@ from dspyer.extend import path_text
 
 TREES = 3  # runs that are shown with their nodes; of more of them, each has a line
 LATEST = 8  # runs that have a line then
+SHOWN_ENDED = 8  # nodes that are over
 SHOWN_ITEMS = 3  # items of a map whose graphs are shown
 BAR = 24  # characters of the bar of a map
 LEAST_LINES = 2
@@ -62,9 +63,7 @@ class Board:
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         room = max(LEAST_LINES, min(options.size.height - 2, MOST_LINES))
         plain = options.update(no_wrap=True, overflow="ellipsis", height=None)
-        lines = console.render_lines(self._lines(brief=False), plain, pad=False)
-        if len(lines) > room:  # what runs counts more than what is over
-            lines = console.render_lines(self._lines(brief=True), plain, pad=False)
+        lines = console.render_lines(self._lines(), plain, pad=False)
         if len(lines) > room:
             more = Text(f"{MORE} and {len(lines) - room + 1:,} more", "dim")
             lines = [*lines[: room - 1], *console.render_lines(more, plain, pad=False)]
@@ -72,15 +71,14 @@ class Board:
             yield from line
             yield Segment.line()
 
-    def _lines(self, *, brief: bool) -> Group:
-        """All of it; `brief` puts together the nodes that have ended."""
+    def _lines(self) -> Group:
         runs, now = self._runs, self._now
         if runs.count == 1:
-            return Group(*[_tree(run, now, brief) for run in runs.runs.values() or runs.latest])
+            return Group(*[_tree(run, now) for run in runs.runs.values() or runs.latest])
         found: list[RenderableType] = [_summary(runs, now)]
         shown = [] if self._last else list(runs.runs.values())
         if len(shown) <= TREES:
-            found += [_tree(run, now, brief) for run in shown]
+            found += [_tree(run, now) for run in shown]
         else:
             found += [_short(run, now) for run in shown[-LATEST:]]
             if len(shown) > LATEST:
@@ -152,9 +150,9 @@ def _failed(run: RunningRun, now: float) -> Text:
 # --- the tree of one run
 
 
-def _tree(run: RunningRun, now: float, brief: bool) -> Tree:
+def _tree(run: RunningRun, now: float) -> Tree:
     tree = Tree(_headline(run, now), guide_style="dim")
-    _add_graph(tree, run.graph, now, brief)
+    _add_graph(tree, run.graph, now)
     for text in run.told:
         tree.add(Text(one_line(text), "italic"))
     if run.error and run.status == "failed":
@@ -162,23 +160,23 @@ def _tree(run: RunningRun, now: float, brief: bool) -> Tree:
     return tree
 
 
-def _add_graph(tree: Tree, graph: RunningGraph, now: float, brief: bool) -> None:
-    """The nodes of a graph in the order in which they started first."""
+def _add_graph(tree: Tree, graph: RunningGraph, now: float) -> None:
+    """The nodes of a graph in the order in which they started first; of many that are over, the last ones."""
     running: dict[str, list[RunningNode]] = {name: [] for name in graph.ended}
     for node in graph.running.values():
         running.setdefault(node.node, []).append(node)
-    over = [name for name, nodes in running.items() if not nodes] if brief else []
-    if over:
-        tree.add(Text(f"{DONE} {len(over):,} nodes", "dim"))
+    over = [name for name, nodes in running.items() if not nodes][:-SHOWN_ENDED]
+    if over:  # what runs counts more than what is over
+        tree.add(Text(f"{DONE} {count_of(len(over), 'node')}", "dim"))
     for name, nodes in running.items():
         visits = graph.ended.get(name, EndedVisits())
         if len(nodes) > 1:
             facts = [f"{len(nodes):,} running", *([f"{visits.done:,} done"] if visits.done else [])]
             branches = tree.add(_with_facts(RUNS, "yellow", name, facts))
             for node in nodes:
-                _add_running(branches, node, None, now, f"branch {path_text(node.branch)}", brief)
+                _add_running(branches, node, None, now, f"branch {path_text(node.branch)}")
         elif nodes:
-            _add_running(tree, nodes[0], visits, now, name, brief)
+            _add_running(tree, nodes[0], visits, now, name)
         elif name not in over:
             tree.add(_ended(name, visits))
 
@@ -198,7 +196,7 @@ def _ended(name: str, visits: EndedVisits) -> Text:
     return text
 
 
-def _add_running(tree: Tree, node: RunningNode, visits: EndedVisits | None, now: float, name: str, brief: bool) -> None:
+def _add_running(tree: Tree, node: RunningNode, visits: EndedVisits | None, now: float, name: str) -> None:
     """An execution that runs, with the graphs inside of it: that of a subgraph, or of the last items that started."""
     facts = [f"branch {path_text(node.branch)}"] if node.branch and visits is not None else []
     facts += [f"visit {node.visit}"] if node.visit > 1 else []
@@ -214,7 +212,7 @@ def _add_running(tree: Tree, node: RunningNode, visits: EndedVisits | None, now:
     graphs = sorted(node.inside.items(), key=lambda inside: (len(inside[0]), inside[0]))  # in the order of the items
     for key, graph in graphs[-SHOWN_ITEMS:]:
         title = Text(f"{one_line(key)} {one_line(graph.name)}", "dim")
-        _add_graph(below.add(title) if key else below, graph, now, brief)
+        _add_graph(below.add(title) if key else below, graph, now)
     if len(graphs) > SHOWN_ITEMS:
         below.add(Text(f"{MORE} and {len(graphs) - SHOWN_ITEMS:,} more", "dim"))
 

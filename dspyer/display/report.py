@@ -114,10 +114,8 @@ def _until(question: Question) -> str:
 
 def _told(events: Iterable[Event]) -> list[str]:
     """The lines of the events of other classes than those of `dspyer.events`; of equal ones, one with their number."""
-    counts = Counter([one_line(told(event)) for event in events if not is_built_in(event)])
-    lines = [text if count == 1 else f"{text} × {count}" for text, count in counts.items()]
-    more = sum(list(counts.values())[TOLD:])
-    return [*lines[:TOLD], *([f"... {more} more: run.events has them all"] if more else [])]
+    lines = _grouped([one_line(told(event)) for event in events if not is_built_in(event)])
+    return _first(lines, "other lines: run.events has them all", TOLD)
 
 
 def _error_lines(error: BaseException) -> list[str]:
@@ -191,8 +189,7 @@ def _row_lines(row: RecordStep, depth: int, labels: Mapping[str, str], questions
     indent = "  " * min(depth, DEEPEST // 2)
     lines = [_headline(row, indent + ("●" if row.commit else _MARKS.get(row.status, "●")), _details(row))]
     asked = [_clip(one_line(one), 240) for one in questions]
-    asked[SHOWN:] = [f"and {len(asked) - SHOWN} more questions"] if len(asked) > SHOWN else []
-    for text in [*_facts(row, labels), *asked]:
+    for text in [*_facts(row, labels), *_first(asked, "more questions")]:
         below = indent + ("      " if text.startswith("  ") else "    ")
         lines += [below + line for line in wrap(_short_line(text), WIDTH - len(below), subsequent_indent="  ")]
     return lines
@@ -216,9 +213,14 @@ def _headline(row: RecordStep, mark: str, details: str) -> str:
     return f"{_clip(text, WIDTH - len(details) - 2)}  {details}"
 
 
-def _grouped(route: Iterable[str]) -> list[str]:
-    """The names of a route; a node that several branches go to is named once, with their number."""
-    return [node if count == 1 else f"{node} × {count}" for node, count in Counter(route).items()]
+def _grouped(names: Iterable[str]) -> list[str]:
+    """Names, such as those of a route; one that is there several times is named once, with their number."""
+    return [name if count == 1 else f"{name} × {count}" for name, count in Counter(names).items()]
+
+
+def _first(texts: Sequence[str], more: str, limit: int = SHOWN) -> list[str]:
+    """Texts, and of many the first ones and how many `more` there are."""
+    return [*texts[:limit], *([f"and {len(texts) - limit} {more}"] if len(texts) > limit else [])]
 
 
 def _details(row: RecordStep) -> str:
@@ -239,17 +241,13 @@ def _facts(row: RecordStep, labels: Mapping[str, str]) -> list[str]:
     """The lines below the headline of a row: what was joined, conflicts, writes, reason, error."""
     facts = []
     if len(row.after) > 1:
-        facts.append(f"joins {', '.join(labels[parent] for parent in row.after[:SHOWN])}")
-        if len(row.after) > SHOWN:
-            facts[-1] += f" and {len(row.after) - SHOWN} more"
+        facts.append(f"joins {', '.join(_first([labels[parent] for parent in row.after], 'more'))}")
     facts += [text for conflict in row.conflicts for text in _outcome(conflict)]
     if row.failure:
         facts.append(f"{row.failure.type}: {_clip(one_line(row.failure.message), 240 if row.commit else 600)}")
     if row.commit:
-        raised = Counter(failure.type for failure in row.commit.failed_attempts)
-        if raised:
-            texts = [kind if count == 1 else f"{count} × {kind}" for kind, count in raised.items()]
-            facts.append(f"attempts that failed before: {', '.join(texts)}")
+        if raised := _grouped([failure.type for failure in row.commit.failed_attempts]):
+            facts.append(f"attempts that failed before: {', '.join(raised)}")
         resolved = {conflict.path[0] for conflict in row.conflicts if conflict.path}
         facts += _written(row.commit, resolved)
     if row.reason:
@@ -270,21 +268,14 @@ def _clip(text: str, limit: int) -> str:
 
 def _written(commit: Commit, without: Iterable[str] = ()) -> list[str]:
     """The writes of a commit, one field a line; at `START` the fields that begin empty share the last line."""
-    if commit.node != "START":
-        return _writes(commit.patch, without)
     values = {field: one.value if isinstance(one, Replace) else one for field, one in commit.patch.items()}
-    empty = [field for field, value in values.items() if value is None or (isinstance(value, Sized) and not len(value))]
-    lines = _writes({field: value for field, value in values.items() if field not in empty}, without)
-    return [*lines, f"empty: {', '.join(empty)}"] if empty else lines
-
-
-def _writes(patch: Mapping[str, Any], without: Iterable[str] = ()) -> list[str]:
-    """The writes of a patch, one field a line, leaving out the fields of `without`."""
-    fields = [field for field in patch if field not in set(without)]
-    lines = [f"{field}: {_write_text(patch[field])}" for field in fields[:SHOWN]]
-    if len(fields) > SHOWN:
-        lines.append(f"and {len(fields) - SHOWN} more fields")
-    return lines
+    empty = [
+        field
+        for field, value in values.items()
+        if commit.node == "START" and (value is None or (isinstance(value, Sized) and not len(value)))
+    ]
+    told = [f"{field}: {_write_text(one)}" for field, one in commit.patch.items() if field not in {*without, *empty}]
+    return [*_first(told, "more fields"), *([f"empty: {', '.join(empty)}"] if empty else [])]
 
 
 def _write_text(update: object) -> str:
@@ -359,7 +350,5 @@ def _outcome(conflict: MergedConflict) -> list[str]:
     else:
         end = f"{conflict.winner} won by policy {conflict.policy!r}"
     lines = [f"! conflict at {path}: {end}"]
-    lines += [f"  {author} wrote {_brief(value)}" for author, value in conflict.values[:SHOWN]]
-    if len(conflict.values) > SHOWN:
-        lines.append(f"  and {len(conflict.values) - SHOWN} more")
-    return lines
+    wrote = _first([f"{author} wrote {_brief(value)}" for author, value in conflict.values], "more")
+    return [*lines, *[f"  {text}" for text in wrote]]

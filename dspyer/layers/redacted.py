@@ -110,12 +110,7 @@ class Redacted(Layer):
     def _learn(self, failures: Iterable[Failure], paths: list[KeyPath]) -> None:
         """Remembers failures that a state may hold at these paths, or where the node around this run leads its own."""
         if self.own is not None:
-            for path in paths:
-                for failure in failures:
-                    if path[1:]:
-                        self.own.learn_value(path, failure)
-                    else:  # as the update of a field: it may be an item of a list
-                        self.own.learn_patch({path[0]: failure})
+            self.own.learn_failures(failures, paths)
         if self._around is not None:
             self._around._learn(failures, [*paths, *self._around._places(*self._in_node)])
 

@@ -598,7 +598,9 @@ def run_of(store: Store, name: str, run: str | None = None) -> ListedRun:
     thread = store.thread(name)
     if thread is None:
         raise ThreadError(f"the thread {name!r} was deleted, or never had a run")
-    (listed,) = store.list_runs(RunQuery(name, run=run, limit=1, last=run is None)) or (None,)
+    text = None if run is None else str(run)
+    may_be_id = text is None or (text.isascii() and text.isprintable())  # else it is no id; a label may be any text
+    (listed,) = (store.list_runs(RunQuery(name, run=text, limit=1, last=run is None)) if may_be_id else ()) or (None,)
     if listed is not None:
         return listed
     if run is None:

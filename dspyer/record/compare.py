@@ -250,15 +250,16 @@ def _answered(step: RecordStep | None) -> list[LMCall]:
 
 def _prompts_changed(a: Sequence[LMCall], b: Sequence[LMCall]) -> list[str]:
     """The fields of prompts that differ, where these are recorded."""
-    found: dict[str, None] = {}
+    found: dict[str | None, None] = {}
     for one, two in zip_longest(a, b):
         old, new = [_messages(call) for call in (one, two)]
         if old != new and (one is None or two is None or (old and new)):  # else one run has not recorded them
             before, after = _sections(old), _sections(new)
-            if not (old and new):  # the instructions say nothing new of a node that only one of them has run
-                before.pop(INSTRUCTIONS, after.pop(INSTRUCTIONS, None))
+            if not (old and new):  # these say nothing new of a node that only one of them has run
+                for name in (INSTRUCTIONS, None):
+                    before.pop(name, after.pop(name, None))
             found |= {name: None for name in {**before, **after} if before.get(name) != after.get(name)}
-    return [f"prompt: {name}" if name else "prompt" for name in found]
+    return list(dict.fromkeys([f"prompt: {name}" if name else "prompt" for name in found]))
 
 
 def _messages(call: LMCall | None) -> Sequence[Any]:
@@ -266,10 +267,13 @@ def _messages(call: LMCall | None) -> Sequence[Any]:
     return found if isinstance(found, list | tuple | FrozenList) else ()
 
 
-def _sections(messages: Sequence[Any]) -> dict[str, Any]:
-    """The instructions, and the fields of the last message of the user; under "" a text without any."""
+def _sections(messages: Sequence[Any]) -> dict[str | None, Any]:
+    """The instructions, the fields of the last message of the user, under "" a text without any; under None, demos."""
     last = {one.get("role"): one.get("content") for one in messages}
-    found = {INSTRUCTIONS: last["system"]} if "system" in last else {}
+    found: dict[str | None, Any] = {INSTRUCTIONS: last["system"]} if "system" in last else {}
+    places = [place for place, one in enumerate(messages) if one.get("role") == "user"]
+    if demos := [one.get("content") for one in messages[: places[-1] if places else 0] if one.get("role") != "system"]:
+        found[None] = demos
     if "user" in last:
         text = last["user"]
         first, *parts = _SECTION.split(text) if isinstance(text, str) else [text]

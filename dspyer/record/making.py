@@ -461,7 +461,7 @@ class RunSteps:
             into = self.into.get(step.id)
             if commit is not None:
                 failures = *commit.failed_attempts, commit.failure
-                commit = redactor.commit(commit)
+                commit = redactor.shown(commit)
                 told |= zip(map(id, failures), (*commit.failed_attempts, commit.failure), strict=True)
             if asked is not None and asked.answer is not None:  # who is to answer must see all
                 answer = redactor.redact(asked.answer)
@@ -478,8 +478,8 @@ class RunSteps:
                 failed=tuple(map(failure, step.failed)),
                 failure=None if step.failure is None else failure(step.failure),
                 asked=asked,
-                conflicts=tuple(map(redactor.conflict, step.conflicts)),
-                posts=tuple(map(redactor.post, step.posts)),
+                conflicts=tuple(map(redactor.shown, step.conflicts)),
+                posts=tuple(map(redactor.shown, step.posts)),
                 commit=commit,
             )
 

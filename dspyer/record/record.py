@@ -11,7 +11,7 @@ from hashlib import blake2b
 from itertools import islice
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from dspyer.errors import StoreError
+from dspyer.errors import StoreError, brief
 from dspyer.events import Answer, Commit, LMCall, MergedConflict, Posted
 from dspyer.failure import Failure
 from dspyer.ids import full_id
@@ -202,6 +202,8 @@ class Record:
             >>> [(pair.node, pair.changed) for pair in a.compare(b).pairs]
             [('START', ('n',)), ('add', ('n',))]
         """
+        if not isinstance(other, Record):
+            raise TypeError(f"{brief(other)} is no record to compare with: give that of a run, run.record()")
         return Comparison.of(self, other)
 
     def examples(self, node: str) -> list[dspy.Example]:

@@ -270,8 +270,8 @@ class SQLSession(ABC):
             self.connection.cursor().executemany(self.text(statement), listed)
 
     def encode_name(self, name: str) -> Any:
-        """The column of the name of a thread."""
-        return name
+        """The column of the name of a thread. Half of a surrogate pair is in no name: such a text is like none."""
+        return name if name.isascii() or name == name.encode("utf-8", "replace").decode() else encode_text(name)
 
     def decode_name(self, column: Any) -> str:
         """The name of a thread."""
@@ -450,7 +450,9 @@ decode_thread, decode_run = _naming("thread", _decode_thread), _naming("run", _d
 
 def read_rows(session: SQLSession, run: str, first: int, last: int | None) -> list[Row]:
     end = MAX_SEQ if last is None else min(last, MAX_SEQ)
-    return [_row(run, *columns) for columns in session(f"{_ROWS} ORDER BY seq", (run, max(first, 0), end))]
+    return [
+        _row(run, *columns) for columns in session(f"{_ROWS} ORDER BY seq", (run, min(max(first, 0), MAX_SEQ), end))
+    ]
 
 
 def read_end(session: SQLSession, run: str, last: int = MAX_SEQ) -> Row | None:

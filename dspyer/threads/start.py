@@ -561,7 +561,7 @@ class StoredThread:
 
     def _own_header(self, head: ThreadHead, at: Point | None) -> dict[str, Any]:
         """The own entries of the header of a run, or of a part of one, that continues the row `at`."""
-        header: dict[str, Any] = {"label": self.next_label(head), "started": round(time(), 3)}
+        header: dict[str, Any] = {"label": self.next_label(head), "started": int(time() * 1_000) / 1_000}
         if head.last_run is not None and (salt := self.key_salt(head.last_run.run)):
             header["keys"] = salt
         if self.graph.listeners and (progress := progress_at(self.store, self.name, at)):

@@ -12,7 +12,6 @@ export const canAct = (about, graph) => Boolean(about?.acts && about.programs?.i
 
 export const HOW_TO_ACT = "dspyer inspect STORE --program module:graph";
 
-// Runs an action: {busy, error, act}.
 export function useAction(work) {
   const [state, setState] = useState({ busy: false, error: null });
   const act = async (event) => {
@@ -49,15 +48,13 @@ const paid = ({ cost: dollars }) => `Nodes that it calls may call language model
 
 const RESUMABLE = new Set(["failed", "stopped", "crashed"]);
 
-// Resume or stop, of a run whose graph has a program.
 export function RunActs({ run, about, onChanged }) {
   const [asking, setAsking] = useState(null);
   if (!canAct(about, run.graph)) return null;
-  const close = () => setAsking(null);
-  const work = (path, words) => async () => {
-    await post(path, { thread: run.thread });
-    announce(words);
-    close();
+  const work = async () => {
+    await post(asking, { thread: run.thread });
+    announce(asking === "stop" ? "The run was told to stop" : "The run was resumed");
+    setAsking(null);
     onChanged?.();
   };
   const asked = {
@@ -68,7 +65,7 @@ export function RunActs({ run, about, onChanged }) {
     <>
       {RESUMABLE.has(run.status) && <Button onClick={() => setAsking("resume")}>Resume</Button>}
       {run.status === "running" && <Button danger onClick={() => setAsking("stop")}>Stop</Button>}
-      {asking && <Confirm of={asked[asking]} onClose={close} work={work(asking, asking === "stop" ? "The run was told to stop" : "The run was resumed")} />}
+      {asking && <Confirm of={asked[asking]} onClose={() => setAsking(null)} work={work} />}
     </>
   );
 }

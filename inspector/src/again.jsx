@@ -16,20 +16,12 @@ const known = new Map(); // the last answers by call, as long as the page is ope
 
 const isText = (part) => typeof part?.text === "string";
 
-// The texts of messages that can be edited: {name, role, text}; what has other parts keeps them.
-function texts(messages) {
-  return messages.flatMap((message, at) => {
-    const { role, content } = message ?? {};
-    if (typeof content === "string") return [{ name: String(at), role, text: content }];
-    return Array.isArray(content) ? content.map((part, place) => ({ name: `${at}.${place}`, role, text: part?.text })).filter(isText) : [];
-  });
-}
-
-function edited(messages, draft) {
+// Messages with their texts changed by `change(name, text, role)`; what has other parts keeps them.
+function withTexts(messages, change) {
   return messages.map((message, at) => {
-    const content = message?.content;
-    if (typeof content === "string") return { ...message, content: draft[at] ?? content };
-    return Array.isArray(content) ? { ...message, content: content.map((part, place) => (isText(part) ? { ...part, text: draft[`${at}.${place}`] ?? part.text } : part)) } : message;
+    const { content, role } = message ?? {};
+    if (typeof content === "string") return { ...message, content: change(String(at), content, role) };
+    return Array.isArray(content) ? { ...message, content: content.map((part, i) => (isText(part) ? { ...part, text: change(`${at}.${i}`, part.text, role) } : part)) } : message;
   });
 }
 
@@ -73,7 +65,6 @@ function Beside({ call, sent, response, found }) {
   );
 }
 
-// What is missing for it; "" for nothing.
 function lacks(record, about) {
   if (embedded) return "This page is one run as a file: open the store with dspyer inspect to send a prompt again.";
   if (!canAct(about, record.run.graph)) return `Its program is needed, which knows the language model: ${HOW_TO_ACT}`;
@@ -88,12 +79,13 @@ function Form({ record, step, index, sent, response }) {
   const { busy, error, act } = useAction(async () => {
     const params = { thread: record.run.thread, run: record.run.id, step: step.id, call: index };
     const changed = Object.keys(draft).some((name) => name !== "model");
-    const answer = await post("again", { ...params, ...(changed && { messages: edited(sent.messages, draft) }), ...(draft.model?.trim() && { model: draft.model.trim() }) });
+    const answer = await post("again", { ...params, ...(changed && { messages: withTexts(sent.messages, (name, text) => draft[name] ?? text) }), ...(draft.model?.trim() && { model: draft.model.trim() }) });
     known.set(key, answer);
     setFound(answer);
     announce("The model has answered");
   });
-  const all = texts(sent.messages);
+  const all = [];
+  withTexts(sent.messages, (name, text, role) => all.push({ name, role, text }));
   const put = (name, text, first) => {
     const { [name]: _old, ...rest } = draft;
     setDraft(text === first ? rest : { ...rest, [name]: text });

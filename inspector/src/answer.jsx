@@ -6,7 +6,7 @@ import { post } from "./api.js";
 import { useDraft } from "./drafts.js";
 import { announce, useAnswer } from "./hooks.js";
 import { isRaw, parseValue, typedNumber } from "./numbers.js";
-import { Line, Problem, Wrong } from "./parts.jsx";
+import { Button, Line, Problem, Wrong } from "./parts.jsx";
 
 const DEEPEST = 4; // objects and lists inside of each other that have fields of their own: a model may contain itself
 const CHOSEN = new Set(["boolean", "enum"]);
@@ -21,15 +21,15 @@ function withoutNone(schema) {
   return others.length === 1 ? { ...said, ...others[0] } : { ...said, anyOf: others };
 }
 
-const isEmpty = (schema) => !schema || !Object.keys(schema).some((key) => key !== "title" && key !== "description" && key !== "default");
+const SAYS = new Set(["title", "description", "default"]);
 
-function kindOf(schema, depth = 0) {
-  if (isEmpty(schema)) return "any";
+function kindOf(schema = {}, depth = 0) {
+  if (Object.keys(schema).every((key) => SAYS.has(key))) return "any";
   if (withoutNone(schema)) return "optional";
   if (Array.isArray(schema.enum) || "const" in schema) return "enum";
   if (["boolean", "string", "integer", "number"].includes(schema.type)) return schema.type;
   if (depth >= DEEPEST) return "json";
-  if (schema.type === "object" && schema.properties && Object.keys(schema.properties).length) return "object";
+  if (schema.type === "object" && Object.keys(schema.properties ?? {}).length) return "object";
   return schema.type === "array" && schema.items && !schema.prefixItems ? "list" : "json";
 }
 
@@ -103,21 +103,20 @@ function Choices({ id, label, options, value, onValue, words }) {
   );
 }
 
-// A list: an input for each item.
+const Group = ({ label, hint, wrong, children }) => <fieldset class="inputs"><legend>{label} <span class="soft">{hint}</span></legend>{children}{wrong}</fieldset>;
+
 function Items({ schema, part, value, onValue, label, wrong }) {
   const items = value ?? [];
   return (
-    <fieldset class="inputs">
-      <legend>{label} <span class="soft">list</span></legend>
+    <Group label={label} hint="list" wrong={wrong}>
       {items.map((one, i) => (
         <div class="item" key={i}>
           <Input {...part(i, schema.items, `${label} ${i + 1}`)} value={one} onValue={(typed) => onValue(items.with(i, typed))} />
-          <button type="button" class="btn small" aria-label={`Remove ${label} ${i + 1}`} onClick={() => onValue(items.toSpliced(i, 1))}>✕</button>
+          <Button small aria-label={`Remove ${label} ${i + 1}`} onClick={() => onValue(items.toSpliced(i, 1))}>✕</Button>
         </div>
       ))}
-      <button type="button" class="btn small" onClick={() => onValue([...items, ""])}>Add an item</button>
-      {wrong}
-    </fieldset>
+      <Button small onClick={() => onValue([...items, ""])}>Add an item</Button>
+    </Group>
   );
 }
 
@@ -129,10 +128,7 @@ function Optional({ schema, ...shared }) {
   return (
     <div class="optional">
       {value !== null && <Input {...shared} schema={inner} />}
-      <label class="check">
-        <input type="checkbox" checked={value === null} onChange={(event) => onValue(event.target.checked ? null : undefined)} />
-        {value === null ? `${label}: None` : "None"}
-      </label>
+      <label class="check"><input type="checkbox" checked={value === null} onChange={(event) => onValue(event.target.checked ? null : undefined)} />{value === null ? `${label}: None` : "None"}</label>
     </div>
   );
 }
@@ -146,15 +142,10 @@ export function Input({ schema: given, none, ...shared }) {
   const wrong = <Wrong id={id} words={problems[path]} />;
   if (kind === "list") return <Items {...{ schema, part, value, onValue, label, wrong }} />;
   if (kind === "object") {
-    return (
-      <fieldset class="inputs">
-        <legend>{label}</legend>
-        {Object.entries(schema.properties).map(([name, inner]) => (
-          <Input key={name} {...part(name, inner, inner.title ?? name)} value={value?.[name]} onValue={(one) => onValue({ ...value, [name]: one })} />
-        ))}
-        {wrong}
-      </fieldset>
-    );
+    const inputs = Object.entries(schema.properties).map(([name, inner]) => (
+      <Input key={name} {...part(name, inner, inner.title ?? name)} value={value?.[name]} onValue={(one) => onValue({ ...value, [name]: one })} />
+    ));
+    return <Group label={label} wrong={wrong}>{inputs}</Group>;
   }
   const words = problems[path];
   if (CHOSEN.has(kind)) {
@@ -172,8 +163,6 @@ export function Input({ schema: given, none, ...shared }) {
   );
 }
 
-// --- the approval of a call
-
 const argsSchema = (call) => (call.schema?.properties ? call.schema : { type: "object", properties: call.schema ?? {} });
 
 function readApproval(call, draft, problems) {
@@ -186,32 +175,21 @@ function readApproval(call, draft, problems) {
 
 function Approve({ id, call, draft, onDraft, problems }) {
   const schema = argsSchema(call);
-  const change = (event) => onDraft({ ...draft, args: event.target.checked ? asTyped(schema, call.args, schema) : undefined });
+  const put = (changes) => onDraft({ ...draft, ...changes });
+  const asks = { id: `${id}-ok`, label: `Call ${call.name}?`, options: [["Approve", true], ["Refuse", false]], value: draft.ok, words: problems[""] };
   return (
     <>
-      <Choices
-        {...{ id: `${id}-ok`, label: `Call ${call.name}?`, options: [["Approve", true], ["Refuse", false]], value: draft.ok, words: problems[""] }}
-        onValue={(ok) => onDraft({ ...draft, ok })}
-      />
-      {draft.ok === false && (
-        <Line id={`${id}-reason`} label="Reason" hint="the model is shown it" rows={2} value={draft.reason ?? ""} onText={(reason) => onDraft({ ...draft, reason })} />
-      )}
+      <Choices {...asks} onValue={(ok) => put({ ok })} />
+      {draft.ok === false && <Line id={`${id}-reason`} label="Reason" hint="the model is shown it" rows={2} value={draft.reason ?? ""} onText={(reason) => put({ reason })} />}
       {draft.ok && Object.keys(schema.properties).length > 0 && (
         <>
-          <label class="check"><input type="checkbox" checked={draft.args !== undefined} onChange={change} />Call it with other arguments</label>
-          {draft.args !== undefined && (
-            <Input
-              {...{ schema, root: schema, problems, id: `${id}-args`, path: "args", label: "Arguments", value: draft.args }}
-              onValue={(args) => onDraft({ ...draft, args })}
-            />
-          )}
+          <label class="check"><input type="checkbox" checked={draft.args !== undefined} onChange={({ target }) => put({ args: target.checked ? asTyped(schema, call.args, schema) : undefined })} />Call it with other arguments</label>
+          {draft.args !== undefined && <Input {...{ schema, root: schema, problems, id: `${id}-args`, path: "args", label: "Arguments", value: draft.args }} onValue={(args) => put({ args })} />}
         </>
       )}
     </>
   );
 }
-
-// --- the form
 
 // What the answer to an approval says; null to any other question.
 export function verdict(asked, value) {
@@ -238,9 +216,7 @@ function useSchema(question) {
 }
 
 export const ReadOnly = ({ graph }) => (
-  <p class="soft readonly">
-    This page only reads{graph ? ` runs of ${graph}` : ""}. To answer here, start it with the program: <code>{HOW_TO_ACT}</code>
-  </p>
+  <p class="soft readonly">This page only reads{graph ? ` runs of ${graph}` : ""}. To answer here, start it with the program: <code>{HOW_TO_ACT}</code></p>
 );
 
 // `question` is one of a record (`step.asked`, with `record`) or of `questions` (`waiting`).
@@ -276,9 +252,7 @@ export function AnswerForm({ record, waiting, question: asked, about, onDone }) 
   return (
     <form class="answer" onSubmit={act} noValidate>
       {question.call && <Approve id={id} call={question.call} draft={draft} onDraft={put} problems={shown} />}
-      {!question.call && schema && (
-        <Input id={id} schema={schema} root={schema} label="Answer" value={draft.value} problems={shown} onValue={(value) => put({ value })} />
-      )}
+      {!question.call && schema && <Input {...{ id, schema, label: "Answer", value: draft.value, problems: shown }} root={schema} onValue={(value) => put({ value })} />}
       {schema !== null && (
         <div class="notes">
           <Line id={`${id}-by`} label="Given by" maxLength={500} value={by} onText={setBy} />

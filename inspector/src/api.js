@@ -1,6 +1,7 @@
 // Answers: from the record inside of the page (a run as a file), else from the server that sent the page.
 
 import { parseAnswer, parseJSON, parseValue } from "./numbers.js";
+import { href } from "./route.js";
 
 export const LOCKED = "dspyer-locked";
 
@@ -17,18 +18,11 @@ function read(text) {
     record: () => ({ ...rest, items: steps, next: null, position: null, count: steps.length }),
     values: ({ id }) => ({ values: Object.fromEntries(id.map((one) => [one, value(one)])) }),
   };
-  return {
-    about,
-    run: rest.run,
-    get: async (path, params) => {
-      if (!answers[path]) throw new ApiError("This page is one run as a file: it has no other data.", 404);
-      return answers[path](params);
-    },
-  };
+  return { run: rest.run, get: async (path, params = {}) => answers[path](params) };
 }
 
 const KEY = "dspyer-token";
-const channel = typeof BroadcastChannel === "function" && !embedded ? new BroadcastChannel("dspyer") : null;
+const channel = embedded ? null : new BroadcastChannel("dspyer");
 
 export class ApiError extends Error {
   constructor(message, status, fields) {
@@ -48,51 +42,22 @@ function takeToken() {
 
 export const token = () => (embedded ? null : sessionStorage.getItem(KEY));
 
-export function setToken(text) {
-  const found = /(?:#token=)?([\w-]+)[^#]*$/.exec(text.trim());
-  const named = /#token=([\w-]+)/.exec(text);
-  sessionStorage.setItem(KEY, (named ?? found)?.[1] ?? "");
-}
+export const setToken = (text) => sessionStorage.setItem(KEY, (/#token=([\w-]+)/.exec(text) ?? /([\w-]+)[^#]*$/.exec(text.trim()))?.[1] ?? "");
 
 // A tab opened from a link has no token yet: another tab of this very origin has it.
-function share() {
-  if (!channel) return;
-  channel.onmessage = ({ data }) => {
-    if (data?.ask && token()) channel.postMessage({ token: token() });
-  };
-}
-
-export function askOtherTabs() {
-  if (!channel || token()) return Promise.resolve();
-  return new Promise((done) => {
-    const given = ({ data }) => {
-      if (data?.token) {
-        sessionStorage.setItem(KEY, data.token);
-        done();
-      }
-    };
-    channel.addEventListener("message", given);
-    channel.postMessage({ ask: true });
-    setTimeout(done, 150);
-  });
-}
-
-export function prepare() {
-  if (embedded) return Promise.resolve();
+export async function prepare() {
+  if (embedded) return;
   takeToken();
   addEventListener("hashchange", takeToken); // a link with a token, opened in a tab that shows the page already
-  share();
-  return askOtherTabs();
-}
-
-function address(path, params) {
-  const query = new URLSearchParams();
-  for (const [name, value] of Object.entries(params ?? {})) {
-    if (Array.isArray(value)) for (const one of value) query.append(name, one);
-    else if (value !== undefined && value !== null && value !== "") query.set(name, value);
-  }
-  const text = query.toString();
-  return `api/${path}${text ? `?${text}` : ""}`;
+  let given;
+  const answered = new Promise((done) => (given = done));
+  channel.onmessage = ({ data }) => {
+    if (data?.ask && token()) channel.postMessage({ token: token() });
+    if (data?.token && !token()) given(sessionStorage.setItem(KEY, data.token));
+  };
+  if (token()) return;
+  channel.postMessage({ ask: true });
+  await Promise.race([answered, new Promise((done) => setTimeout(done, 150))]);
 }
 
 // Answers with values keep numbers as they were written.
@@ -100,22 +65,21 @@ const PARSERS = { values: parseValue, questions: parseAnswer, examples: parseAns
 
 async function answer(response, parse = parseJSON) {
   const text = await response.text();
-  let body = null;
+  let body;
   try {
-    body = text ? parse(text) : null;
+    body = parse(text);
   } catch {
-    body = null;
+    body = undefined;
   }
-  if (response.ok && body !== null) return body;
-  if (response.ok) throw new ApiError("The answer of the server is no JSON.", response.status);
-  const words = body?.error?.message ?? body?.error ?? body?.detail ?? (text.slice(0, 300) || response.statusText);
+  if (response.ok && body !== undefined) return body;
+  const words = response.ok ? "The answer of the server is no JSON." : (body?.error?.message ?? body?.error ?? body?.detail ?? (text.slice(0, 300) || response.statusText));
   throw new ApiError(typeof words === "string" ? words : JSON.stringify(words), response.status, body?.fields ?? body?.errors);
 }
 
 async function request(path, params, options) {
   let response;
   try {
-    response = await fetch(address(path, params), {
+    response = await fetch(href(path, params ?? {}, "api/"), {
       ...options,
       headers: { "X-Dspyer-Token": token() ?? "", ...options?.headers },
       credentials: "omit",
@@ -131,18 +95,12 @@ async function request(path, params, options) {
 }
 
 export async function get(path, params, signal) {
-  if (embedded) return embedded.get(path, params ?? {});
+  if (embedded) return embedded.get(path, params);
   return answer(await request(path, params, { signal }), PARSERS[path]);
 }
 
 export async function post(path, body) {
-  return answer(
-    await request(path, null, {
-      method: "POST",
-      headers: { "Content-Type": "application/json" },
-      body: JSON.stringify(body),
-    }),
-  );
+  return answer(await request(path, null, { method: "POST", headers: { "Content-Type": "application/json" }, body: JSON.stringify(body) }));
 }
 
 // Server-sent events, read with fetch since EventSource sends no headers. Connects again until `signal` aborts.
@@ -178,11 +136,8 @@ async function* messages(body) {
     const parts = (rest + value).split(/\r?\n\r?\n/);
     rest = parts.pop();
     for (const part of parts) {
-      const event = { event: "message", id: "", data: "" };
-      for (const line of part.split(/\r?\n/)) {
-        const found = /^(event|id|data): ?(.*)$/.exec(line);
-        if (found) event[found[1]] = found[1] === "data" && event.data ? `${event.data}\n${found[2]}` : found[2];
-      }
+      const line = (name) => part.split(/\r?\n/).filter((one) => one.startsWith(`${name}:`)).map((one) => one.slice(name.length + 1).replace(/^ /, ""));
+      const event = { event: line("event").at(-1) ?? "message", id: line("id").at(-1) ?? "", data: line("data").join("\n") };
       if (event.data || event.event !== "message") yield event;
     }
   }

@@ -35,11 +35,9 @@ export function Given({ record, step, place = "", who }) {
   );
 }
 
-// `place` is a class of the notes.
 export function Asked({ record, step, about, place = "" }) {
   const { asked } = step;
-  if (!asked) return null;
-  if (asked.answer) return <Given record={record} step={step} place={place} />;
+  if (!asked || asked.answer) return asked && <Given record={record} step={step} place={place} />;
   return (
     <div class={`asks note wait ${place}`}>
       <b>{asked.call ? "Waits for approval" : "Waits for an answer"}</b>

@@ -15,40 +15,17 @@ export function Bar({ trail, deep, children }) {
   const { about, page, theme, nextTheme, showKeys } = useContext(Shell);
   return (
     <header class={deep ? "bar deep" : "bar"}>
-      <a
-        class="skip"
-        href="#main"
-        onClick={(event) => {
-          event.preventDefault();
-          document.getElementById("main")?.focus();
-        }}
-      >
-        To the content
-      </a>
+      <button type="button" class="skip" onClick={() => document.getElementById("main")?.focus()}>To the content</button>
       {embedded ? <span class="brand">dspyer</span> : <a class="brand" href={href("runs")}>dspyer</a>}
-      {!trail && (
-        <nav aria-label="Views">
-          {VIEWS.map(([name, words]) => <a key={name} href={href(name)} aria-current={page === name ? "page" : undefined}>{words}</a>)}
-        </nav>
-      )}
-      {trail?.map((part, i) => (
-        <>
-          <span class="crumb" aria-hidden="true">/</span>
-          <span class={i === trail.length - 1 ? "here" : "part"}>{part}</span>
-        </>
-      ))}
+      {!trail && <nav aria-label="Views">{VIEWS.map(([name, words]) => <a key={name} href={href(name)} aria-current={page === name ? "page" : undefined}>{words}</a>)}</nav>}
+      {trail?.map((part, i) => <><span class="crumb" aria-hidden="true">/</span><span class={i === trail.length - 1 ? "here" : "part"}>{part}</span></>)}
       <span class="grow" />
       {children}
       {!trail && about?.store && (
-        <span class="store" title={about.store}>
-          {about.store.replace(/^.*[/\\]/, "")}
-          <span class="tag">{about.acts ? about.programs.join(", ") : "read only"}</span>
-        </span>
+        <span class="store" title={about.store}>{about.store.replace(/^.*[/\\]/, "")}<span class="tag">{about.acts ? about.programs.join(", ") : "read only"}</span></span>
       )}
-      <button type="button" class="plain" onClick={nextTheme} aria-label={`Colours: ${theme}`} title={`Colours: ${theme}`}>
-        {{ system: "◐", light: "☀", dark: "☾" }[theme]}
-      </button>
-      <button type="button" class="plain keys" onClick={showKeys} aria-label="Keys" title="Keys (?)">?</button>
+      <button type="button" class="plain" onClick={nextTheme} aria-label={`Colours: ${theme}`} title={`Colours: ${theme}`}>{{ system: "◐", light: "☀", dark: "☾" }[theme]}</button>
+      <button type="button" class="plain" onClick={showKeys} aria-label="Keys" title="Keys (?)">?</button>
     </header>
   );
 }

@@ -17,9 +17,6 @@ const NAMES = 8; // of equal steps, in their line
 
 const textIn = (content) => partsOf(content).map((part) => (typeof part === "string" ? part : JSON.stringify(part))).join("\n");
 
-// --- figures
-
-// The figures that are shown: [words, show, its two values].
 const FIGURES = [
   ["work", duration, ({ seconds }) => seconds], ["waited", duration, ({ waited }) => (waited?.some(Boolean) ? waited : null)],
   ["cost", cost, ({ cost: both }) => both], ["LM calls", count, ({ requests }) => requests],
@@ -37,8 +34,6 @@ function Figure({ words, show, of: [a, b] }) {
   );
 }
 
-// --- the two runs
-
 function RunCard({ letter, run, other, records }) {
   const { origin } = run;
   const at = origin && records.map((record) => record.step(origin.at)).find(Boolean);
@@ -54,55 +49,41 @@ function RunCard({ letter, run, other, records }) {
   );
 }
 
-// --- lines
-
 const isEqual = ({ a, b, changed }) => a != null && b != null && !changed.length;
 
 // What is shown of the pairs: [pair], or [first, ..., last] of equal ones that fold to one line.
 function linesOf(pairs) {
-  const differs = new Set();
-  const path = [];
+  const [differs, path, lines] = [new Set(), [], []];
   pairs.forEach((pair, i) => {
     path.length = pair.depth;
     path[pair.depth] = i;
-    if (!isEqual(pair)) for (const place of path) if (place !== undefined) differs.add(place);
+    if (!isEqual(pair)) path.forEach((place) => differs.add(place));
   });
-  const lines = [];
   pairs.forEach((pair, i) => {
     const last = lines.at(-1);
-    if (differs.has(i)) lines.push({ at: [i], equal: false });
-    else if (last?.equal && pair.depth >= pairs[last.at[0]].depth) last.at.push(i);
-    else lines.push({ at: [i], equal: true });
+    if (!differs.has(i) && last?.equal && pair.depth >= pairs[last.at[0]].depth) last.at.push(i);
+    else lines.push({ at: [i], equal: !differs.has(i) });
   });
   return lines;
 }
 
-// --- what differs in a pair
-
 const SECTION = /^\[\[ ## (\w+) ## \]\][ \t]*\n?/m;
 
-// The messages of the calls of a step that were answered, by the names that a comparison gives their parts.
-function promptsOf(step, values) {
-  const found = {};
-  for (const call of step?.lm ?? []) {
-    if (call.failed) continue;
-    const messages = (call.messages ?? []).map((id) => values.get(id)).filter(Boolean);
-    const users = messages.filter(({ role }) => role === "user");
-    for (const one of messages) if (one.role === "system") found.instructions = textIn(one.content);
-    if (!users.length) continue;
-    const [before, ...parts] = textIn(users.at(-1).content).split(SECTION);
-    if (!parts.length) found[""] = before;
-    for (let i = 0; i < parts.length; i += 2) found[parts[i]] = parts[i + 1].trim();
-  }
-  return found;
+// A part of the last prompt of a step that was answered, by the name that a comparison gives it.
+function promptOf(step, name, values) {
+  const call = step.lm.findLast((one) => !one.failed && one.messages?.length);
+  const messages = (call?.messages ?? []).map((id) => values.get(id));
+  if (name === "instructions") return textIn(messages.find(({ role }) => role === "system")?.content);
+  const parts = textIn(messages.findLast(({ role }) => role === "user")?.content).split(SECTION);
+  const at = parts.findIndex((one, i) => i % 2 && one === name);
+  return name ? (at < 0 ? undefined : parts[at + 1].trim()) : parts[0];
 }
 
 function answerText(asked, values) {
-  const { answer } = asked ?? {};
-  if (!answer) return undefined;
-  const value = values.get(answer.value);
-  const words = verdict(asked, value) ?? (typeof value === "string" ? value : JSON.stringify(value));
-  return `${words}${answer.by ? ` by ${answer.by}` : ""}${answer.comment ? `: “${beginning(answer.comment)}”` : ""}`;
+  const { value: id, by, comment } = asked?.answer ?? {};
+  if (!asked?.answer) return undefined;
+  const value = values.get(id);
+  return `${verdict(asked, value) ?? (typeof value === "string" ? value : JSON.stringify(value))}${by ? ` by ${by}` : ""}${comment ? `: “${beginning(comment)}”` : ""}`;
 }
 
 // What was said in a step: the messages that it added, else the responses of its models.
@@ -118,23 +99,16 @@ function saysOf(record, step, values) {
 // The ids of the messages after a step, and of those before it; inside of an agent's step they are those that it added.
 const messagesOf = (record, step) => ({ value: step.wrote.messages?.value, before: record.added(step, "messages") ? null : record.before(step.id).get("messages")?.value });
 
-// A response without the marks of DSPy's adapter.
 const withoutMarks = (text) => text.replace(/^\[\[ ## completed ## \]\]\s*$/m, "").replace(/^\[\[ ## (\w+) ## \]\]\s*/gm, "$1: ").trim();
 
-// The value of a changed name in a step.
 function partOf(record, step, name, values) {
   if (name in step.wrote) return values.get(step.wrote[name].value);
-  if (name.startsWith("prompt")) return promptsOf(step, values)[name.slice("prompt: ".length)];
-  const special = {
-    result: () => step.call?.error ?? values.get(step.call?.result),
-    args: () => step.call?.args,
-    question: () => beginning(step.asked?.text),
-    answer: () => answerText(step.asked, values),
-    says: () => saysOf(record, step, values),
-    status: () => step.status,
-    failure: () => step.failure && `${step.failure.type}: ${beginning(step.failure.message)}`,
-  };
-  return special[name]?.();
+  if (name.startsWith("prompt")) return promptOf(step, name.slice("prompt: ".length), values);
+  const found = {
+    result: () => step.call?.error ?? values.get(step.call?.result), args: () => step.call?.args, says: () => saysOf(record, step, values), status: () => step.status,
+    question: () => beginning(step.asked?.text), answer: () => answerText(step.asked, values), failure: () => step.failure && `${step.failure.type}: ${beginning(step.failure.message)}`,
+  }[name];
+  return found?.();
 }
 
 // The ids of the values that changes of a step are made of. An edit that one run has alone is compared with the values before it.
@@ -160,17 +134,17 @@ function Changes({ pair, a, b }) {
   if (!thereA || !thereB) return <p class="soft" aria-busy="true">…</p>;
   // What an edit has changed, if the other run has not edited it.
   const unedited = (record, step, values, name) => (step.kind === "edit" ? values.get(record.before(step.id).get(name)?.value) : undefined);
-  const before = (name) => (left ? partOf(a, left, name, valuesA) : unedited(b, right, valuesB, name));
-  const after = (name) => (right ? partOf(b, right, name, valuesB) : unedited(a, left, valuesA, name));
+  const both = (name) => ({
+    before: left ? partOf(a, left, name, valuesA) : unedited(b, right, valuesB, name),
+    after: right ? partOf(b, right, name, valuesB) : unedited(a, left, valuesA, name),
+  });
   return (
     <dl class="card">
-      {pair.changed.map((name) => <Field key={name} name={name}><Boundary what="This difference"><Diff before={before(name)} after={after(name)} /></Boundary></Field>)}
+      {pair.changed.map((name) => <Field key={name} name={name}><Boundary what="This difference"><Diff {...both(name)} /></Boundary></Field>)}
       {!pair.changed.length && <Field name="equal"><span class="soft">both did the same</span></Field>}
     </dl>
   );
 }
-
-// --- rows
 
 const workOf = (step) => (step && step.kind !== "start" && step.kind !== "edit" ? Math.max(0, (step.seconds ?? 0) - (step.waited ?? 0)) : null);
 
@@ -185,12 +159,8 @@ function Row({ pair, a, b, most, open, onOpen }) {
       <button type="button" class="pair" aria-expanded={open} onClick={onOpen}>
         <span class="faint" aria-hidden="true">{open ? "▾" : "▸"}</span>
         <span class="pairname">
-          <Guides depth={pair.depth} />
-          <Kind kind={step.kind} />
-          <b class="one">{nameOf(step)}</b>
-          {step.visit > 1 && <span class="faint">×{step.visit}</span>}
-          {!left && <Tag tone="ok">only in B</Tag>}
-          {!right && <Tag tone="bad">only in A</Tag>}
+          <Guides depth={pair.depth} /><Kind kind={step.kind} /><b class="one">{nameOf(step)}</b>{step.visit > 1 && <span class="faint">×{step.visit}</span>}
+          {!left && <Tag tone="ok">only in B</Tag>}{!right && <Tag tone="bad">only in A</Tag>}
         </span>
         <span class="what one">{pair.changed.join(", ")}</span>
         <svg class="twobars" viewBox="0 0 92 14" aria-hidden="true">
@@ -222,11 +192,7 @@ function Steps({ pairs: given, a, b }) {
   const begun = useRef(false);
   begun.current ||= thereA && thereB;
   const most = useMemo(() => Math.max(1e-9, ...pairs.flatMap(({ a: x, b: y }) => [workOf(a.step(x)) ?? 0, workOf(b.step(y)) ?? 0]).slice(0, 50_000)), [pairs, a, b]);
-  const toggle = (key) => {
-    const now = new Set(open);
-    if (!now.delete(key)) now.add(key);
-    setOpen(now);
-  };
+  const toggle = (key) => setOpen(open.has(key) ? new Set([...open].filter((one) => one !== key)) : new Set([...open, key]));
   const fold = (wanted) => () => {
     const on = document.activeElement;
     if (on?.getAttribute("aria-expanded") !== String(!wanted) || !list.current.contains(on)) return false;
@@ -268,8 +234,6 @@ function Steps({ pairs: given, a, b }) {
     </>
   );
 }
-
-// --- the view
 
 // Without a second run: those of the same graph to choose from.
 function ChooseOther({ params: { thread, run }, record }) {

@@ -1,23 +1,17 @@
 // What an agent did as a conversation: its task, its turns with their calls and results, and what people and checks said.
 
-import { useState } from "preact/hooks";
 import { Asked } from "./asked.jsx";
 import { Diff, same } from "./diff.jsx";
 import { Content } from "./fields.jsx";
 import { cost, duration, plural, tokens, when } from "./format.js";
-import { Boundary, Button, Kind, Tag } from "./parts.jsx";
+import { Boundary, Field, Fold, Kind, Tag } from "./parts.jsx";
 import { useValues } from "./record.js";
 import { href, parse } from "./route.js";
 import { Text, Value, ValueOf, usePages } from "./value.jsx";
 
 const TURNS = 25; // of a page
 const DEEPEST = 4; // conversations inside of conversations
-const REASONS = {
-  max_turns: "had to submit: it was the last turn",
-  parse_error: "had to submit: the answer before could not be read",
-  empty_tool_calls: "had to submit: it called nothing",
-  context_window_exceeded: "had to submit: the prompt was too long",
-};
+const REASONS = { max_turns: "it was the last turn", parse_error: "the answer before could not be read", empty_tool_calls: "it called nothing", context_window_exceeded: "the prompt was too long" };
 
 const modesOf = (graph) => new Set((graph?.nodes ?? []).filter((node) => node.label === "mode").map((node) => node.name));
 
@@ -94,50 +88,47 @@ function callsOf(message, steps, results) {
 
 function Args({ args, edited }) {
   if (edited && !same(edited, args)) return <Diff before={args} after={edited} />;
-  if (args === undefined || args === null) return <span class="soft">–</span>;
-  return Object.keys(args).length ? <Value of={args} /> : <span class="soft">none</span>;
+  return Object.keys(args ?? {}).length ? <Value of={args} /> : <span class="soft">{args ? "none" : "–"}</span>;
 }
 
-function Posts({ record, posts }) {
-  return posts.map((post) => (
-    <div key={`${post.field} ${post.seq}`} class="posted">
-      <span class="k">posted to <code>{post.field}</code></span>
-      <ValueOf record={record} vid={post.value} />
-    </div>
-  ));
-}
+export const InOut = ({ args, edited, children }) => (
+  <div class="io">
+    <div><div class="k">{edited ? "arguments, edited" : "arguments"}</div><Args args={args} edited={edited} /></div>
+    <div><div class="k">result</div>{children}</div>
+  </div>
+);
 
-function Result({ record, call }) {
-  const { step, result } = call;
-  const status = result ? null : { waiting: "waits for an answer", running: "is at work", stopped: "was stopped" }[step?.status];
+const Posts = ({ record, posts }) => posts.map((post) => (
+  <div key={`${post.field} ${post.seq}`} class="posted"><span class="k">posted to <code>{post.field}</code></span><ValueOf record={record} vid={post.value} /></div>
+));
+
+const asText = (value) => (value !== null && typeof value === "object" && value.text === undefined ? JSON.stringify(value) : value);
+
+export function Result({ record, step, result }) {
   if (result?.error || step?.status === "failed") {
-    const message = step?.failure?.message ?? result?.value ?? result?.content;
-    return <div class="bad">{step?.failure?.type && `${step.failure.type}: `}<Text record={record} of={typeof message === "object" && message?.text === undefined ? JSON.stringify(message) : message} /></div>;
+    return <div class="bad">{step?.failure?.type && `${step.failure.type}: `}<Text record={record} of={asText(step?.failure?.message ?? result?.value ?? result?.content)} /></div>;
   }
   if (result) return <Value of={result.value !== undefined ? result.value : result.content} />;
-  if (!status && step?.call?.result) return <ValueOf record={record} vid={step.call.result} />;
-  return <span class="soft">{status ?? "no result"}</span>;
+  const status = { waiting: "waits for an answer", running: "is at work", stopped: "was stopped" }[step?.status];
+  if (status || !step?.call?.result) return <span class="soft">{status ?? "no result"}</span>;
+  return <div class={step.call.error ? "bad" : ""}><ValueOf record={record} vid={step.call.result} /></div>;
 }
-
-const countTurns = (record, id) => turnsOf(record, id).length - 1;
 
 const waitsInside = (record, step) => record.all(step.id).some((one) => one.asked && !one.asked.answer);
 
 function Inside({ record, step, about, depth }) {
-  const turns = countTurns(record, step.id);
-  const [open, setOpen] = useState(() => turns > 0 && step.status === "waiting" && waitsInside(record, step));
+  const turns = turnsOf(record, step.id).length - 1;
   if (!turns || depth >= DEEPEST) return <div class="inside"><a class="btn small" href={stepLink(step.id)}>Open what it did</a></div>;
-  return (
-    <div class="inside">
-      <Button small aria-expanded={open} onClick={() => setOpen(!open)}>{open ? "Hide its conversation" : `Show its conversation · ${plural(turns, "turn")}`}</Button>
-      {open && <Talk record={record} agent={step.id} about={about} depth={depth + 1} />}
-    </div>
-  );
+  const words = (open) => (open ? "Hide its conversation" : `Show its conversation · ${plural(turns, "turn")}`);
+  const waits = step.status === "waiting" && waitsInside(record, step);
+  return <div class="inside"><Fold look="btn small" words={words} open={waits}>{() => <Talk record={record} agent={step.id} about={about} depth={depth + 1} />}</Fold></div>;
 }
 
-function figures(record, step) {
-  const sums = record.sums(step.id);
-  return [sums?.calls > 0 && `${plural(sums.calls, "LM call")} · ${tokens(sums.tokens)}`, step.seconds != null && duration(step.seconds - step.waited)].filter(Boolean).join(" · ");
+// What a step used: of a turn with its cost, of a call with the number of LM calls.
+function figures(record, step, isTurn) {
+  const { calls, tokens: used, cost: dollars } = record.sums(step.id);
+  const work = step.seconds != null && duration(step.seconds - step.waited);
+  return [calls > 0 && !isTurn && plural(calls, "LM call"), calls > 0 && tokens(used), calls > 0 && isTurn && dollars != null && cost(dollars), work].filter(Boolean).join(" · ");
 }
 
 function Call({ record, call, refused, about, depth }) {
@@ -160,14 +151,7 @@ function Call({ record, call, refused, about, depth }) {
         {submits && !failed && (refused ? <Tag tone="wait">refused by the check</Tag> : <Tag tone="ok">final output</Tag>)}
         <span class="meta num">{step && figures(record, step)}</span>
       </header>
-      {submits && !failed ? (
-        <div class="io one"><div><Args args={args} /></div></div>
-      ) : (
-        <div class="io">
-          <div><div class="k">{result?.args ? "arguments, edited" : "arguments"}</div><Args args={args} edited={result?.args} /></div>
-          <div><div class="k">result</div><Result record={record} call={call} /></div>
-        </div>
-      )}
+      {submits && !failed ? <div class="io one"><div><Args args={args} /></div></div> : <InOut args={args} edited={result?.args}><Result {...{ record, step, result }} /></InOut>}
       {result?.problems?.length > 0 && <div class="note wait beneath"><b>Its check found</b><Problems of={result.problems} /></div>}
       {step?.asked && <Asked record={record} step={step} about={about} place="beneath" />}
       {step?.posts.length > 0 && <Posts record={record} posts={step.posts} />}
@@ -180,33 +164,21 @@ const isRefused = (step) => Boolean(step?.asked?.answer) && !step.failure;
 
 const Problems = ({ of }) => <ul class="problems">{of.map((one, at) => <li key={at}><Text of={one} /></li>)}</ul>;
 
-function Entry({ kind, who, step, visit, tags, meta, children }) {
-  return (
-    <div class="turn">
-      <Kind kind={kind} large />
-      <div class="who">
-        {step ? <a href={stepLink(step.id)}>{who}</a> : <b>{who}</b>}
-        {visit > 1 && <span class="faint">×{visit}</span>}
-        {tags}
-        <span class="meta num">{meta}</span>
-      </div>
-      {children}
-    </div>
-  );
-}
+const Entry = ({ kind, who, step, visit, tags, meta, children }) => (
+  <div class="turn">
+    <Kind kind={kind} large />
+    <div class="who">{step ? <a href={stepLink(step.id)}>{who}</a> : <b>{who}</b>}{visit > 1 && <span class="faint">×{visit}</span>}{tags}<span class="meta num">{meta}</span></div>
+    {children}
+  </div>
+);
 
 // The inputs of a task: the text alone if there is one.
-function Task({ given }) {
-  const names = Object.keys(given);
-  if (names.length === 1) return <div class="say"><Value of={given[names[0]]} /></div>;
-  return (
-    <dl class="card fields">
-      {names.map((name) => <div class="field" key={name}><dt>{name}</dt><dd><Value of={given[name]} /></dd></div>)}
-    </dl>
-  );
-}
+const Task = ({ given: { ...given } }) => Object.keys(given).length === 1 ? (
+  <div class="say"><Value of={Object.values(given)[0]} /></div>
+) : (
+  <dl class="card fields">{Object.entries(given).map(([name, value]) => <Field key={name} name={name}><Value of={value} /></Field>)}</dl>
+);
 
-// A message that is neither a turn nor the result of a call.
 function Said({ record, message, step }) {
   if (isTask(message)) return <Entry kind="user" who="task"><Task given={message.turn} /></Entry>;
   const text = <div class="say"><Content of={message.content} /></div>;
@@ -223,18 +195,9 @@ function Refusal({ record, message, step }) {
   const problems = useValues(record, vid ? [vid] : []).get(vid);
   return (
     <Entry kind="check" who={step.node} step={step} visit={step.visit} meta={figures(record, step)}>
-      <div class="note wait">
-        <b>Refused the submitted output.</b>
-        {Array.isArray(problems) && problems.length ? <Problems of={problems} /> : <div><Content of={message.content} /></div>}
-      </div>
+      <div class="note wait"><b>Refused the submitted output.</b>{Array.isArray(problems) && problems.length ? <Problems of={problems} /> : <div><Content of={message.content} /></div>}</div>
     </Entry>
   );
-}
-
-function turnMeta(record, step) {
-  const sums = record.sums(step.id);
-  if (!sums?.calls) return step.seconds == null ? "" : duration(step.seconds);
-  return [tokens(sums.tokens), sums.cost != null && cost(sums.cost), duration(step.seconds)].filter(Boolean).join(" · ");
 }
 
 // A turn: what stands before the model's message, the thought, its calls, and what came after.
@@ -252,12 +215,12 @@ function Turn({ record, turn, messages, loading, about, depth }) {
   const refused = after.some((one) => one.role === "user" && byId.get(stepOf(one))?.kind === "check");
   const others = head ? steps.filter((step) => step !== head) : steps.filter((step) => step.kind === "tool" || (step.kind === "agent" && step.call));
   const failures = head?.failed.length > 0 && <Tag tone="bad">{plural(head.failed.length, "failed attempt")}</Tag>;
-  const forced = message?.forced && <Tag tone="wait">{REASONS[message.forced] ?? message.forced}</Tag>;
+  const forced = message?.forced && <Tag tone="wait">had to submit: {REASONS[message.forced] ?? message.forced}</Tag>;
   return (
     <>
       {said(before)}
       {(head || message) && (
-        <Entry kind="module" who={head?.node ?? message.name ?? "assistant"} step={head} visit={head?.visit} tags={<>{failures}{forced}</>} meta={head && turnMeta(record, head)}>
+        <Entry kind="module" who={head?.node ?? message.name ?? "assistant"} step={head} visit={head?.visit} tags={<>{failures}{forced}</>} meta={head && figures(record, head, true)}>
           {message?.content ? <div class="say"><Content of={message.content} /></div> : null}
           {!message && (loading ? <p class="soft" aria-busy="true">…</p> : <Silent record={record} step={head} />)}
           {callsOf(message, others, results).map((call, i) => <Call key={i} {...{ record, call, refused, about, depth }} />)}
@@ -268,7 +231,6 @@ function Turn({ record, turn, messages, loading, about, depth }) {
   );
 }
 
-// A turn without a message: why.
 function Silent({ record, step }) {
   if (step.failure) return <div class="note bad"><b>{step.failure.type}</b><div class="whole"><Text record={record} of={step.failure.message} /></div></div>;
   if (step.status === "running") return <p class="soft live">The model is asked…</p>;
@@ -279,18 +241,14 @@ function Silent({ record, step }) {
 
 // What was said in earlier runs, of which there are no steps.
 function Earlier({ record, messages }) {
-  const [open, setOpen] = useState(false);
   const turns = [[]];
   for (const one of messages) {
     if (one.tool_calls) turns.push([]);
     turns.at(-1).push(one);
   }
-  return (
-    <div class="earlier">
-      <Button small aria-expanded={open} onClick={() => setOpen(!open)}>{open ? "Hide" : "Show"} {plural(messages.length, "message")} of earlier runs</Button>
-      {open && turns.map((said, at) => <Turn key={at} record={record} turn={{ head: null, steps: [] }} messages={said} depth={DEEPEST} />)}
-    </div>
-  );
+  const words = (open) => `${open ? "Hide" : "Show"} ${plural(messages.length, "message")} of earlier runs`;
+  const said = () => turns.map((said, at) => <Turn key={at} record={record} turn={{ head: null, steps: [] }} messages={said} depth={DEEPEST} />);
+  return <div class="earlier"><Fold look="btn small" words={words}>{said}</Fold></div>;
 }
 
 function Talk({ record, agent, about, depth = 0 }) {
@@ -310,9 +268,7 @@ function Talk({ record, agent, about, depth = 0 }) {
       {pages && <div class="pager">{pages}</div>}
       {earlier.length > 0 && !first && <Earlier record={record} messages={earlier} />}
       {shown.map((turn) => (
-        <Boundary key={turn.head?.id ?? "task"} what="This turn" of={record.position}>
-          <Turn record={record} turn={turn} messages={messages.get(turn)} loading={missing(turn)} about={about} depth={depth} />
-        </Boundary>
+        <Boundary key={turn.head?.id ?? "task"} what="This turn" of={record.position}><Turn {...{ record, turn, about, depth }} messages={messages.get(turn)} loading={missing(turn)} /></Boundary>
       ))}
       {!turns.length && !lists.length && <p class="soft">The agent has not begun yet.</p>}
     </div>

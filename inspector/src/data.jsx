@@ -42,14 +42,8 @@ function Editor({ id, outputs, texts, changed, problems, onTexts }) {
     const put = (now) => onTexts({ ...texts, [name]: now });
     return (
       <Line
-        key={name}
-        id={`out-${id}-${name}`}
+        key={name} {...{ id: `out-${id}-${name}`, rows: rowsFor(text), value: text, wrong: problems[name], onText: put, spellcheck: typeof value === "string" }}
         label={<><code>{name}</code> {changed.includes(name) && <Tag tone="ok">corrected</Tag>}</>}
-        rows={rowsFor(text)}
-        value={text}
-        spellcheck={typeof value === "string"}
-        wrong={problems[name]}
-        onText={put}
       >
         {changed.includes(name) && <Button small onClick={() => put(undefined)}>Put back what the run gave</Button>}
       </Line>
@@ -87,7 +81,6 @@ function Example({ example, index, chosen, onChoose, texts = {}, onTexts, open, 
   );
 }
 
-// A file that the reader saves.
 function download(name, text) {
   const href = URL.createObjectURL(new Blob([text], { type: "application/jsonl" }));
   Object.assign(document.createElement("a"), { href, download: name }).click();
@@ -191,9 +184,8 @@ export function DataPage({ params }) {
             <ol ref={list}>
               {items.map((example, index) => {
                 const { step } = example;
-                const shown = { example, index, chosen: draft.chosen.includes(step), texts: draft.texts[step], open: open.includes(step) };
-                const choose = () => setDraft({ ...draft, chosen: toggle(draft.chosen, step) });
-                return <Example key={step} {...shown} onChoose={choose} onTexts={(texts) => put(step, texts)} onOpen={() => setOpen(toggle(open, step))} />;
+                const on = { onChoose: () => setDraft({ ...draft, chosen: toggle(draft.chosen, step) }), onTexts: (texts) => put(step, texts), onOpen: () => setOpen(toggle(open, step)) };
+                return <Example key={step} {...{ example, index, ...on }} chosen={draft.chosen.includes(step)} texts={draft.texts[step]} open={open.includes(step)} />;
               })}
             </ol>
           </section>

@@ -1,6 +1,6 @@
 // What differs between two values: texts by words, other values by their keys.
 
-import { diffArrays, diffSentences, diffWordsWithSpace } from "diff";
+import { diffArrays, diffSentences } from "diff";
 import { useMemo, useState } from "preact/hooks";
 import { plural } from "./format.js";
 import { isRaw } from "./numbers.js";
@@ -17,34 +17,33 @@ const COME = 1;
 
 const changes = (parts) => parts.map((part) => [part.added ? COME : part.removed ? GONE : KEPT, part.value]);
 
-// How much of two texts is the same, at most: the words that both have, in any order.
+// How much of a text another one has too, at most: words in any order.
 function overlap(before, after) {
-  const words = new Map();
-  const all = (text) => tokens(text).filter((word) => word.trim());
-  for (const word of all(before)) words.set(word, (words.get(word) ?? 0) + 1);
-  let shared = 0;
-  for (const word of all(after)) {
-    const left = words.get(word) ?? 0;
-    if (left) {
-      shared += word.length;
-      words.set(word, left - 1);
-    }
-  }
-  return shared;
+  const words = new Set(tokens(before));
+  return tokens(after).reduce((all, word) => all + (words.has(word) ? word.trim().length : 0), 0);
 }
 
 const bulk = (text) => text.replace(/\s/g, "").length;
 
 const tokens = (text) => text.match(/[\p{L}\p{N}_]+|\s+|[^\s\p{L}\p{N}_]/gu) ?? [];
 
-// By words with the space behind them, and a word in place of another by its signs; undefined if it takes too long.
+// The parts of what stands in place of another text: what both begin and end with is kept.
+function replaced(before, after) {
+  const [a, b] = [before, after].map(tokens);
+  let [i, j] = [0, 0];
+  while (i < Math.min(a.length, b.length) && a[i] === b[i]) i += 1;
+  while (j < Math.min(a.length, b.length) - i && a.at(-1 - j) === b.at(-1 - j)) j += 1;
+  const [gone, come] = [a, b].map((list) => list.slice(i, list.length - j).join(""));
+  return [{ value: a.slice(0, i).join("") }, { removed: true, value: gone }, { added: true, value: come }, { value: a.slice(a.length - j).join("") }].filter(({ value }) => value);
+}
+
+// By words with the space behind them; undefined if it takes too long.
 function byWords(before, after) {
   const [a, b] = [before, after].map((text) => text.split(/(?<=\s)(?=\S)/));
   const parts = diffArrays(a, b, { timeout: BUDGET })?.map((part) => ({ ...part, value: part.value.join("") }));
   return parts?.flatMap((part, at) => {
-    const [last, next] = [parts[at - 1], parts[at + 1]];
-    if (part.removed && next?.added) return part.count + next.count > 2 ? [part, next] : diffWordsWithSpace(part.value, next.value);
-    return part.added && last?.removed ? [] : [part];
+    if (part.removed && parts[at + 1]?.added) return replaced(part.value, parts[at + 1].value);
+    return part.added && parts[at - 1]?.removed ? [] : [part];
   });
 }
 

@@ -35,11 +35,6 @@ export function schemaOf(type, value) {
   if (parts.length > 1) return { anyOf: parts.map((part) => schemaOf(part, value)) };
   const [, name, inner] = /^([\w.]+)(?:\[(.*)\])?$/.exec(type ?? "") ?? [];
   if (SIMPLE[name] && !inner) return { type: SIMPLE[name] };
-  if (name === "Optional") return { anyOf: [schemaOf(inner, value), { type: "null" }] };
-  if (name === "Literal") {
-    const options = split(inner, ",").map((one) => (/^(["']).*\1$/.test(one) ? one.slice(1, -1) : Number(one)));
-    if (options.every((one) => typeof one === "string" || Number.isFinite(one))) return { enum: options };
-  }
   if (name === "list" && inner && (!Array.isArray(value) || value.length <= MOST)) return { type: "array", items: schemaOf(inner) };
   return { type: name === "list" || name === "tuple" || name === "set" ? "array" : "object" };
 }
@@ -61,16 +56,14 @@ function FieldEditor({ name, type, schema, value, draft, problems, onDraft }) {
   );
 }
 
-// A name that no thread has yet.
+// `thread-try-1`, or the next number that no thread has; the server refuses one that was taken meanwhile.
 function useFreeName(thread) {
   const base = thread.replace(/-try-\d+$/, "");
   const [number, setNumber] = useState(1);
   useEffect(() => {
     const stop = new AbortController();
-    get("runs", { thread: `${base}-try-${number}`, limit: 1 }, stop.signal).then(
-      ({ items }) => items.length && number < 99 && !stop.signal.aborted && setNumber(number + 1),
-      () => undefined, // the server refuses a name that is taken
-    );
+    const next = ({ items }) => items.length && number < 99 && setNumber(number + 1);
+    get("runs", { thread: `${base}-try-${number}`, limit: 1 }, stop.signal).then(next, () => undefined);
     return () => stop.abort();
   }, [number]);
   return `${base}-try-${number}`;
@@ -101,12 +94,10 @@ function CopyForm({ record, step, onClose }) {
     }
     setProblems(wrong);
     if (Object.keys(wrong).length) throw new Error("Nothing was copied: mend the fields that are marked.");
-    try {
-      await post("copy", { thread, to, at: step.id, ...(Object.keys(patch).length && { patch }) });
-    } catch (refused) {
+    await post("copy", { thread, to, at: step.id, ...(Object.keys(patch).length && { patch }) }).catch((refused) => {
       setProblems(refused.fields ?? {});
       throw refused;
-    }
+    });
     clear();
     if (resume) await post("resume", { thread: to });
     announce(`The thread ${to} was made`);
@@ -130,10 +121,8 @@ function CopyForm({ record, step, onClose }) {
       <label class="check"><input type="checkbox" checked={resume} onChange={(event) => setResume(event.target.checked)} />Run it at once: its nodes may call models, which costs money</label>
       {error && <Problem error={error} />}
       <footer>
-        <span class="soft">{changed ? `${plural(changed, "field")} changed` : "nothing changed"}</span>
-        <span class="grow" />
-        <Button onClick={onClose}>Cancel</Button>
-        <button type="submit" class="btn main" disabled={busy}>{busy ? "…" : resume ? "Copy and run" : "Copy"}</button>
+        <span class="soft">{changed ? `${plural(changed, "field")} changed` : "nothing changed"}</span><span class="grow" />
+        <Button onClick={onClose}>Cancel</Button><Button main type="submit" disabled={busy}>{busy ? "…" : resume ? "Copy and run" : "Copy"}</Button>
       </footer>
     </form>
   );

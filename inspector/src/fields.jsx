@@ -37,7 +37,6 @@ const toolsIn = (value) => {
 
 const isCalls = (value, key) => Array.isArray(value?.[key]) && Object.keys(value).length === 1 && value[key].every((one) => one && typeof one === "object");
 
-// Calls of tools, or their results, by the name of the tool.
 const Named = ({ of }) => (
   <ul class="keys">
     {of.map(([name, value, bad], at) => <li key={at}><span class="key">{name}</span><div class={bad ? "bad" : ""}><Value of={value} plain /></div></li>)}
@@ -66,9 +65,7 @@ export const Fields = ({ of, known = [], out }) => of.map(([name, value], at) =>
 ));
 
 export const Calls = ({ of }) => of.map((call, at) => (
-  <Field key={at} name={call.function?.name ?? call.name ?? "call"} out>
-    <Value of={valueOf(call.function?.arguments ?? call.arguments ?? call.args ?? call)} />
-  </Field>
+  <Field key={at} name={call.function?.name ?? call.name ?? "call"} out><Value of={valueOf(call.function?.arguments ?? call.arguments ?? call.args ?? call)} /></Field>
 ));
 
 // A response as a list of {text, reasoning, calls, rest}: of several, or of one that has parts.

@@ -71,10 +71,8 @@ export const first = (text, limit) => (text.length > limit ? `${text.slice(0, li
 // The beginning of a text, or of one that comes as {text, more}.
 export const beginning = (text) => (text == null ? "" : typeof text === "object" ? String(text.text ?? "") : String(text));
 
-// The first line of a text, for one line of the page.
 export const firstLine = (text) => first(beginning(text).trimStart().split("\n", 1)[0], 300);
 
-// A Failure or {type, message} in one line.
 export function failureText(failure) {
   if (failure == null) return "";
   if (typeof failure === "string" || "text" in failure) return firstLine(failure);

@@ -1,9 +1,9 @@
 // The graph that a step is part of, with the path taken: elements made here from the positions in the record.
 
-import { useLayoutEffect, useMemo, useRef, useState } from "preact/hooks";
+import { useLayoutEffect, useMemo, useState } from "preact/hooks";
 import { count, plural } from "./format.js";
+import { useWidth } from "./hooks.js";
 import { Button, hue } from "./parts.jsx";
-import { useWidth } from "./strip.jsx";
 import { unfolded } from "./unfolded.js";
 
 const KINDS = { subgraph: "graph", interrupt: "question", end: "start" };
@@ -38,14 +38,9 @@ function Shape({ node }) {
 function GraphNode({ node, kind, visits, step, current, onPick, onOpen, children }) {
   const state = { failed: "bad", waiting: "asks", running: "runs" }[step?.status];
   const classes = ["gnode", visits ? "ran" : "idle", current && "current", state, node.inside && "open"].filter(Boolean).join(" ");
-  const facts = [node.word ? `${node.label} ${node.word}` : node.label, visits ? `ran ${plural(visits, "time")}` : "did not run", step?.status !== "done" && step?.status];
-  const words = facts.filter(Boolean).join(", ");
+  const words = [[node.label, node.word].filter(Boolean).join(" "), visits ? `ran ${plural(visits, "time")}` : "did not run", step?.status !== "done" && step?.status].filter(Boolean).join(", ");
   const [left, top, right] = [node.x - node.w / 2, node.y - node.h / 2, node.x + node.w / 2];
-  const pressed = (act) => (event) => {
-    if (event.key !== "Enter" && event.key !== " ") return;
-    event.preventDefault();
-    act();
-  };
+  const pressed = (act) => (event) => (event.key === "Enter" || event.key === " ") && (event.preventDefault(), act());
   return (
     <g class={classes} style={{ color: hue(kind) }}>
       <g data-node={node.name} role="button" tabindex={0} aria-label={words} aria-pressed={Boolean(current)} onClick={onPick} onKeyDown={pressed(onPick)} onDblClick={onOpen}>
@@ -56,21 +51,10 @@ function GraphNode({ node, kind, visits, step, current, onPick, onOpen, children
       </g>
       {children}
       {visits > 1 && (
-        <g class="times" aria-hidden="true">
-          <rect x={right - 12} y={top - 9} width={16 + 6.5 * count(visits).length} height="17" rx="8.5" />
-          <text x={right - 4 + 3.25 * count(visits).length} y={top + 3.5}>×{count(visits)}</text>
-        </g>
+        <g class="times" aria-hidden="true"><rect x={right - 12} y={top - 9} width={16 + 6.5 * count(visits).length} height="17" rx="8.5" /><text x={right - 4 + 3.25 * count(visits).length} y={top + 3.5}>×{count(visits)}</text></g>
       )}
       {onOpen && (
-        <g
-          class="opens"
-          role="button"
-          tabindex={0}
-          aria-expanded={Boolean(node.inside)}
-          aria-label={`${node.inside ? "Close" : "Open"} the graph of ${node.name}`}
-          onClick={onOpen}
-          onKeyDown={pressed(onOpen)}
-        >
+        <g class="opens" role="button" tabindex={0} aria-expanded={Boolean(node.inside)} aria-label={`${node.inside ? "Close" : "Open"} the graph of ${node.name}`} onClick={onOpen} onKeyDown={pressed(onOpen)}>
           <title>{node.inside ? "Close its graph" : "Open its graph"}</title>
           <circle cx={right} cy={node.y + node.h / 2} r="8.5" />
           <path d={`M${right - 4} ${node.y + node.h / 2}h8${node.inside ? "" : "m-4 -4v8"}`} />
@@ -87,19 +71,14 @@ function Edge({ edge, times }) {
     <g>
       <path d={edge.path} class={classes} marker-end={times ? "url(#tip-on)" : "url(#tip)"}><title>{words}</title></path>
       {edge.label && edge.x != null && (
-        <text x={edge.x} y={edge.y + 4} class={`elabel ${times ? "taken" : "idle"}`} text-anchor={edge.anchor ?? "middle"}>
-          <title>{edge.whole ?? edge.label}</title>
-          {edge.label}
-        </text>
+        <text x={edge.x} y={edge.y + 4} class={`elabel ${times ? "taken" : "idle"}`} text-anchor={edge.anchor ?? "middle"}><title>{edge.whole ?? edge.label}</title>{edge.label}</text>
       )}
     </g>
   );
 }
 
 const Tip = ({ id, on }) => (
-  <marker id={id} viewBox="0 0 8 8" refX="7" refY="4" markerWidth="7" markerHeight="7" markerUnits="userSpaceOnUse" orient="auto-start-reverse">
-    <path d="M0 0.8 L7.5 4 L0 7.2 z" class={on ? "tiphead on" : "tiphead"} />
-  </marker>
+  <marker id={id} viewBox="0 0 8 8" refX="7" refY="4" markerWidth="7" markerHeight="7" markerUnits="userSpaceOnUse" orient="auto-start-reverse"><path d="M0 0.8 L7.5 4 L0 7.2 z" class={on ? "tiphead on" : "tiphead"} /></marker>
 );
 
 // What is drawn of the graph right inside of a step: {drawing, way, around}; of each node, the step that it stands for.
@@ -141,13 +120,9 @@ function Layer({ record, found, step, onSelect, onOpen }) {
       {drawing.edges.map((edge) => <Edge key={`${edge.source}\n${edge.target}`} edge={edge} times={way.edges.get(`${edge.source}\n${edge.target}`) ?? 0} />)}
       {drawing.nodes.map((node) => (
         <GraphNode
-          key={node.name}
-          node={node}
+          key={node.name} {...{ node, visits: way.nodes.get(node.name) ?? 0, step: way.last.get(node.name), onPick: pick(node.name) }}
           kind={kinds.get(node.name) ?? KINDS[node.shape] ?? node.shape}
-          visits={way.nodes.get(node.name) ?? 0}
-          step={way.last.get(node.name)}
           current={step.parent === around && node.name === step.node.replace(/^join:/, "")}
-          onPick={pick(node.name)}
           onOpen={opens.has(node.name) ? () => onOpen(opens.get(node.name)) : undefined}
         >
           {inner.has(node.name) && (

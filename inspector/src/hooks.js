@@ -1,4 +1,4 @@
-import { useEffect, useRef, useState } from "preact/hooks";
+import { useEffect, useLayoutEffect, useRef, useState } from "preact/hooks";
 import { get } from "./api.js";
 import { count } from "./format.js";
 
@@ -75,6 +75,20 @@ export function useListed(path, filter, { data, error, busy, current }, idOf) {
   return { ...state, items, fresh, error: error ?? state.problem, busy: busy || (Boolean(data) && state.key !== key), more, restart };
 }
 
+function stored(name, value) {
+  try {
+    return value === undefined ? localStorage.getItem(name) : localStorage.setItem(name, value);
+  } catch {
+    return null; // a file opened from disk may have no storage: then nothing is kept
+  }
+}
+
+// What a browser keeps for the page: [value, put].
+export function useStored(name, initial) {
+  const [value, setValue] = useState(() => stored(name) ?? initial);
+  return [value, (now) => (setValue(now), stored(name, now))];
+}
+
 export function useMedia(query) {
   const [matches, setMatches] = useState(() => matchMedia(query).matches);
   useEffect(() => {
@@ -116,7 +130,20 @@ export function useTitle(text) {
   }, [text]);
 }
 
-// The time, renewed while `on`.
+export function watchSize(element, seen) {
+  seen();
+  const watcher = new ResizeObserver(seen);
+  watcher.observe(element);
+  return () => watcher.disconnect();
+}
+
+export function useWidth() {
+  const ref = useRef(null);
+  const [width, setWidth] = useState(0);
+  useLayoutEffect(() => watchSize(ref.current, () => setWidth(ref.current.clientWidth)), []);
+  return [ref, width];
+}
+
 export function useNow(on, every = 1000) {
   const [now, setNow] = useState(() => Date.now() / 1000);
   useEffect(() => {

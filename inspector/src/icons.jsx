@@ -19,11 +19,8 @@ const PATHS = {
 
 const STROKED = { function: "M4 1.5 1 6l3 4.5M8 1.5 11 6 8 10.5" };
 
-const HUES = {
-  agent: "agent", graph: "agent", module: "lm", tool: "tool", map: "map", item: "map", question: "wait", search: "agent", trial: "map",
-};
+const HUES = { agent: "agent", graph: "agent", search: "agent", module: "lm", tool: "tool", map: "map", item: "map", trial: "map", question: "wait" };
 
-// The hue as a CSS colour.
 export const hue = (kind) => `var(--${HUES[kind] ?? "join"})`;
 
 export function Kind({ kind, large }) {
@@ -31,9 +28,7 @@ export function Kind({ kind, large }) {
   return (
     <span class={large ? "ic large" : "ic"} style={{ background: hue(kind) }} title={kind}>
       <svg viewBox="0 0 12 12" aria-hidden="true">
-        {stroked
-          ? <path d={stroked} fill="none" stroke="currentColor" stroke-width="1.6" />
-          : <path d={PATHS[kind] ?? PATHS.item} fill="currentColor" />}
+        {stroked ? <path d={stroked} fill="none" stroke="currentColor" stroke-width="1.6" /> : <path d={PATHS[kind] ?? PATHS.item} fill="currentColor" />}
       </svg>
     </span>
   );

@@ -2,7 +2,7 @@
 
 import { useState } from "preact/hooks";
 import { count, duration, failureText, plural } from "./format.js";
-import { Boundary, Button, Status, useFew } from "./parts.jsx";
+import { Boundary, Button, Field, Status, useFew } from "./parts.jsx";
 import { ValueOf } from "./value.jsx";
 
 const STATES = ["failed", "waiting", "running", "stopped", "unreadable"];
@@ -10,19 +10,11 @@ const STATES = ["failed", "waiting", "running", "stopped", "unreadable"];
 function Item({ record, item, onSelect }) {
   const results = Object.entries(item.wrote);
   return (
-    <div class="field">
-      <dt>
-        <button type="button" class="link" onClick={() => onSelect(item.id)}>{item.node}</button>
-        <span class="k by num">{duration(item.seconds)}</span>
-      </dt>
-      <dd>
-        {item.status !== "done" && <Status status={item.status} />}
-        {item.failure && <p class="bad">{failureText(item.failure)}</p>}
-        {results.map(([name, { value }]) => (
-          <div key={name}>{results.length > 1 && <span class="k">{name}</span>}{value ? <ValueOf record={record} vid={value} /> : null}</div>
-        ))}
-      </dd>
-    </div>
+    <Field name={<><button type="button" class="link" onClick={() => onSelect(item.id)}>{item.node}</button><span class="k by num">{duration(item.seconds)}</span></>}>
+      {item.status !== "done" && <Status status={item.status} />}
+      {item.failure && <p class="bad">{failureText(item.failure)}</p>}
+      {results.map(([name, { value }]) => <div key={name}>{results.length > 1 && <span class="k">{name}</span>}{value && <ValueOf record={record} vid={value} />}</div>)}
+    </Field>
   );
 }
 
@@ -40,9 +32,7 @@ export function Items({ record, step, onSelect }) {
           <Button key={status} small aria-pressed={only === status} onClick={() => setOnly(only === status ? null : status)}>{count(number)} {status}</Button>
         ))}
       </p>
-      <dl class="card">
-        {shown.map((item) => <Boundary key={item.id} what={item.node}><Item record={record} item={item} onSelect={onSelect} /></Boundary>)}
-      </dl>
+      <dl class="card">{shown.map((item) => <Boundary key={item.id} what={item.node}><Item record={record} item={item} onSelect={onSelect} /></Boundary>)}</dl>
       {more}
     </>
   );

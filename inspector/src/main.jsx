@@ -6,33 +6,14 @@ import { embedded, LOCKED, prepare, setToken } from "./api.js";
 import { Bar, Shell } from "./bar.jsx";
 import { ComparePage } from "./compare.jsx";
 import { DataPage } from "./data.jsx";
-import { useAnswer, useKeys } from "./hooks.js";
-import { Boundary, Dialog, Problem } from "./parts.jsx";
+import { useAnswer, useKeys, useStored } from "./hooks.js";
+import { Boundary, Button, Dialog, Line, Problem } from "./parts.jsx";
 import { QuestionsPage } from "./questions.jsx";
 import { useRoute } from "./route.js";
 import { RunPage } from "./run.jsx";
 import { RunsPage } from "./runs.jsx";
 
-const THEME = "dspyer-theme";
 const THEMES = ["system", "light", "dark"];
-
-// A file opened from disk may have no storage: then nothing is kept.
-function stored(name, value) {
-  try {
-    return value === undefined ? localStorage.getItem(name) : localStorage.setItem(name, value);
-  } catch {
-    return null;
-  }
-}
-
-function useTheme() {
-  const [theme, setTheme] = useState(() => stored(THEME) ?? "system");
-  useEffect(() => {
-    document.documentElement.dataset.theme = theme;
-    stored(THEME, theme);
-  }, [theme]);
-  return [theme, () => setTheme(THEMES[(THEMES.indexOf(theme) + 1) % THEMES.length])];
-}
 
 const KEYS = [
   ["↑ ↓ or j, k", "the entry above and below"],
@@ -49,34 +30,23 @@ const KEYS = [
 
 const Help = ({ onClose }) => (
   <Dialog title="Keys" onClose={onClose}>
-    <dl class="keylist">
-      {KEYS.map(([key, words]) => (
-        <div key={key}>
-          <dt><kbd>{key}</kbd></dt>
-          <dd>{words}</dd>
-        </div>
-      ))}
-    </dl>
+    <dl class="keylist">{KEYS.map(([key, words]) => <div key={key}><dt><kbd>{key}</kbd></dt><dd>{words}</dd></div>)}</dl>
   </Dialog>
 );
 
+// Asks for the token of the address that `dspyer inspect` has printed.
 function Login({ error, onToken }) {
+  const [text, setText] = useState("");
   const given = (event) => {
     event.preventDefault();
-    setToken(event.target.elements.token.value);
+    setToken(text);
     onToken();
   };
   return (
     <main id="main" class="login">
       <h1>This tab has no token</h1>
       <p><code>dspyer inspect</code> has printed an address with a token. Open that address, or paste it here.</p>
-      <form onSubmit={given}>
-        <label>
-          <span>Address or token</span>
-          <input name="token" type="text" autocomplete="off" spellcheck={false} required />
-        </label>
-        <button type="submit" class="btn main">Open</button>
-      </form>
+      <form onSubmit={given}><Line id="token" label="Address or token" spellcheck={false} required value={text} onText={setText} /><Button main type="submit">Open</Button></form>
       {error.status !== 401 && error.status !== 403 && <Problem error={error} />}
     </main>
   );
@@ -87,43 +57,28 @@ function View({ page, params, about }) {
   if (page === "run") return <RunPage key={`${params.thread}\n${params.run}`} params={params} about={about} />;
   if (page === "compare") return <ComparePage params={params} about={about} />;
   const Listed = { questions: QuestionsPage, data: DataPage }[page] ?? RunsPage;
-  return (
-    <>
-      <Bar />
-      <Listed params={params} about={about} />
-    </>
-  );
+  return <><Bar /><Listed params={params} about={about} /></>;
 }
 
 function App() {
   const { page, params } = useRoute();
-  const [theme, nextTheme] = useTheme();
+  const [theme, setTheme] = useStored("dspyer-theme", "system");
+  const nextTheme = () => setTheme(THEMES[(THEMES.indexOf(theme) + 1) % THEMES.length]);
   const [help, setHelp] = useState(false);
   const [tries, setTries] = useState(0);
-  const { data: about, error } = useAnswer("about", {}, tries);
+  const { data: about, error } = useAnswer("about", {}, { version: tries });
   const again = () => setTries((n) => n + 1);
+  useEffect(() => void (document.documentElement.dataset.theme = theme), [theme]);
   useEffect(() => {
     addEventListener(LOCKED, again);
     return () => removeEventListener(LOCKED, again);
   }, []);
   useKeys({ "?": () => setHelp(true) });
   const locked = error && (error.status === 401 || error.status === 403);
+  const deep = page === "run" || Boolean(embedded);
   let view = <View page={page} params={params} about={about} />;
-  if (error) {
-    view = (
-      <>
-        <Bar />
-        {locked ? <Login error={error} onToken={again} /> : <main id="main"><Problem error={error} onRetry={again} /></main>}
-      </>
-    );
-  } else if (!about) {
-    view = (
-      <>
-        <Bar trail={page === "run" || page === "compare" || embedded ? [] : undefined} deep={page === "run" || Boolean(embedded)} />
-        <main id="main" aria-busy="true" />
-      </>
-    );
-  }
+  if (error) view = <><Bar />{locked ? <Login error={error} onToken={again} /> : <main id="main"><Problem error={error} onRetry={again} /></main>}</>;
+  else if (!about) view = <><Bar trail={deep || page === "compare" ? [] : undefined} deep={deep} /><main id="main" aria-busy="true" /></>;
   return (
     <Shell.Provider value={{ about, page, theme, nextTheme, showKeys: () => setHelp(true) }}>
       <Boundary what="This page" of={location.hash}>{view}</Boundary>

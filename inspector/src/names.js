@@ -17,11 +17,8 @@ export function isBookkeeping(record, step) {
   return step.kind === "function" && (step.node === "begin" || step.node === "settle") && record.step(step.parent)?.kind === "agent";
 }
 
-// What a step says besides its name: the first argument of a call, the text of a question.
-export function hintOf(step) {
-  if (step.call) {
-    const [value] = Object.values(step.call.args ?? {});
-    return value === undefined ? "" : first(typeof value === "string" ? value : JSON.stringify(value), 80);
-  }
-  return "";
+// What a step says besides its name: the first argument of a call.
+export function hintOf({ call }) {
+  const [value] = Object.values(call?.args ?? {});
+  return value === undefined ? "" : first(typeof value === "string" ? value : JSON.stringify(value), 80);
 }

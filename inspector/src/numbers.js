@@ -17,7 +17,6 @@ const parse = (text, keep) =>
 
 export const parseJSON = (text) => (LONG.test(text) ? parse(text, isLong) : JSON.parse(text));
 
-// A value that is sent, or shown as it is.
 export function parseValue(text) {
   if (!LONG.test(text) && !WHOLE.test(text)) return JSON.parse(text);
   return parse(text, (value, source) => isLong(value, source) || isWhole(value, source));

@@ -4,33 +4,29 @@ import { canAct, Rerun } from "./acts.jsx";
 import { embedded } from "./api.js";
 import { Asked } from "./asked.jsx";
 import { Changes } from "./changes.jsx";
-import { agentOf, Conversation } from "./conversation.jsx";
+import { agentOf, Conversation, InOut, Result } from "./conversation.jsx";
 import { CopyEdited } from "./edit.jsx";
 import { beginning, cost, count, duration, failureText, plural, sum, tokens, when } from "./format.js";
 import { GraphView } from "./graph.jsx";
 import { useKeys } from "./hooks.js";
 import { Items } from "./items.jsx";
 import { nameOf } from "./names.js";
-import { Boundary, Button, Kind, Status, Tabs, Tag } from "./parts.jsx";
+import { Boundary, Button, Kind, Status, Tabs } from "./parts.jsx";
 import { Prompt } from "./prompt.jsx";
 import { useValues } from "./record.js";
 import { href } from "./route.js";
 import { State } from "./state.jsx";
 import { span, times, worked } from "./times.js";
-import { Text, Value, ValueOf } from "./value.jsx";
+import { Text } from "./value.jsx";
+
+const hasItems = (record, step) => step.kind === "map" || record.inside(step.id).some((one) => one.kind === "item");
 
 const TABS = [
   { id: "conversation", name: "Conversation", fits: (record, step) => step.kind === "agent", View: Conversation },
   { id: "prompt", name: "Prompt", fits: (record, step) => step.lm.length > 0, count: (record, step) => step.lm.length > 1 && step.lm.length, View: Prompt },
   // A run whose graph is an agent has its conversation at each of its steps.
   { id: "conversation", name: "Conversation", fits: (record, step) => agentOf(record, step) === null, View: Conversation },
-  {
-    id: "items",
-    name: "Items",
-    fits: (record, step) => step.kind === "map" || record.inside(step.id).some((one) => one.kind === "item"),
-    count: (record, step) => record.inside(step.id).length,
-    View: Items,
-  },
+  { id: "items", name: "Items", fits: hasItems, count: (record, step) => record.inside(step.id).length, View: Items },
   { id: "changes", name: "Changes", fits: () => true, View: Changes },
   { id: "state", name: "State", fits: () => true, View: State },
   { id: "graph", name: "Graph", fits: (record) => Boolean(record.graph()?.drawing), View: GraphView },
@@ -56,37 +52,24 @@ function Failure({ record, failure, title }) {
     <div class="note bad">
       <b>{title}{failure.attempt > 1 ? ` in attempt ${failure.attempt}` : ""}: {failure.type}</b>
       <p><Text record={record} of={failure.message} />{beginning(failure.message).length === KEPT && <span class="soft">… the rest is in the traceback</span>}</p>
-      {failure.traceback && (
-        <details>
-          <summary>Traceback</summary>
-          <div class="mono trace"><Text record={record} of={failure.traceback} /></div>
-        </details>
-      )}
+      {failure.traceback && <details><summary>Traceback</summary><div class="mono trace"><Text record={record} of={failure.traceback} /></div></details>}
     </div>
   );
 }
 
-function Attempts({ record, step }) {
-  if (!step.failed.length) return null;
-  return (
-    <details class="note bad">
-      <summary><b>{plural(step.failed.length, "failed attempt")}</b> <span class="soft">{failureText(step.failed[0])}</span></summary>
-      {step.failed.map((failure, i) => <Failure key={i} record={record} failure={failure} title={`Attempt ${failure.attempt ?? i + 1}`} />)}
-    </details>
-  );
-}
+const Attempts = ({ record, step }) => step.failed.length > 0 && (
+  <details class="note bad">
+    <summary><b>{plural(step.failed.length, "failed attempt")}</b> <span class="soft">{failureText(step.failed[0])}</span></summary>
+    {step.failed.map((failure, i) => <Failure key={i} record={record} failure={failure} title={`Attempt ${failure.attempt ?? i + 1}`} />)}
+  </details>
+);
 
-function Messages({ record, messages, words }) {
-  if (!messages?.length) return null;
-  return (
-    <div class="note">
-      <b>{plural(messages.length, "message")} {words}</b>
-      {messages.map((message) => (
-        <div key={message.number}><span class="k">{message.by ?? "sent"} {when(message.at)}</span><p><Text record={record} of={message.text} /></p></div>
-      ))}
-    </div>
-  );
-}
+const Messages = ({ record, messages, words }) => messages?.length > 0 && (
+  <div class="note">
+    <b>{plural(messages.length, "message")} {words}</b>
+    {messages.map((message) => <div key={message.number}><span class="k">{message.by ?? "sent"} {when(message.at)}</span><p><Text record={record} of={message.text} /></p></div>)}
+  </div>
+);
 
 function Acts({ record, step, about }) {
   const { run } = record;
@@ -98,9 +81,7 @@ function Acts({ record, step, about }) {
     <>
       {acts && <Rerun record={record} step={step} about={about} />}
       {acts && <CopyEdited record={record} step={step} about={about} />}
-      {step.lm.length > 0 && step.status === "done" && (
-        <a class="btn small" href={href("data", { node: path, thread: run.thread, run: run.id, step: step.id })}>Add to data set</a>
-      )}
+      {step.lm.length > 0 && step.status === "done" && <a class="btn small" href={href("data", { node: path, thread: run.thread, run: run.id, step: step.id })}>Add to data set</a>}
     </>
   );
 }
@@ -116,11 +97,7 @@ export function Pane({ record, step, tab, onTab, onSelect, onBack, about, now })
   const read = useValues(record, above).size === new Set(above).size;
   return (
     <div class="pane" data-step={step.id}>
-      {around.length > 0 && (
-        <nav class="path" aria-label="Around this step">
-          {around.map((one) => <span key={one.id}><button type="button" class="link" onClick={() => onSelect(one.id)}>{nameOf(one)}</button> / </span>)}
-        </nav>
-      )}
+      {around.length > 0 && <nav class="path" aria-label="Around this step">{around.map((one) => <span key={one.id}><button type="button" class="link" onClick={() => onSelect(one.id)}>{nameOf(one)}</button> / </span>)}</nav>}
       <div class="head">
         <Button small class="back" onClick={onBack}>‹ Steps</Button>
         <Kind kind={step.kind} large />
@@ -135,37 +112,14 @@ export function Pane({ record, step, tab, onTab, onSelect, onBack, about, now })
       {step.reason && step.status !== "unreadable" && <div class="note"><span class="k">why it went on so</span><p><Text record={record} of={step.reason} /></p></div>}
       <Attempts record={record} step={step} />
       {step.failure && <Failure record={record} failure={step.failure} title="Failed" />}
-      {step.call && step.kind !== "agent" && <Call record={record} step={step} />}
+      {step.call && step.kind !== "agent" && <div class="card"><InOut args={step.call.args}><Result record={record} step={step} /></InOut></div>}
       <Boundary what="The question" of={step.id}><Asked record={record} step={step} about={about} /></Boundary>
       {step.kind !== "agent" && <Messages record={record} messages={step.messages} words="taken here" />}
       {step.parent === null && step.id === record.inside(null).at(-1)?.id && <Messages record={record} messages={record.run.unread} words="not taken yet" />}
       {read && <Tabs label="What is shown of the step" tabs={tabs} selected={shown.id} onSelect={onTab} />}
       <div id="panel" role="tabpanel" aria-labelledby={`tab-${shown.id}`} tabIndex={0} hidden={!read}>
-        <Boundary what={shown.name} of={`${step.id} ${shown.id} ${record.position}`}>
-          <shown.View record={record} step={step} about={about} onSelect={onSelect} />
-        </Boundary>
+        <Boundary what={shown.name} of={`${step.id} ${shown.id} ${record.position}`}><shown.View {...{ record, step, about, onSelect }} /></Boundary>
       </div>
-    </div>
-  );
-}
-
-// A call of a tool: its arguments beside its result.
-function Call({ record, step }) {
-  const { call } = step;
-  const args = Object.entries(call.args ?? {});
-  const pending = step.status === "waiting" || step.status === "running" || !call.result;
-  return (
-    <div class={pending ? "card io one" : "card io"}>
-      <div>
-        <div class="k">arguments</div>
-        {args.length ? <dl class="arg">{args.map(([name, value]) => <div key={name}><dt>{name}</dt><dd><Value of={value} /></dd></div>)}</dl> : <span class="soft">none</span>}
-      </div>
-      {!pending && (
-        <div>
-          <div class="k">result {call.error && <Tag tone="bad">error</Tag>}</div>
-          <div class={call.error ? "bad" : ""}><ValueOf record={record} vid={call.result} /></div>
-        </div>
-      )}
     </div>
   );
 }

@@ -143,9 +143,7 @@ function read(message, system) {
     const names = [...system.inputs.map((field) => field.name), "tool_call_results"];
     return { ...one, content: unflat(...body), asks: Boolean(asks), ...fieldsOf(body, names, system.kind === "XML" ? "XML" : "chat", true) };
   }
-  if (message.role !== "assistant") return one;
-  const fields = typeof message.content === "string" ? parseResponse(message.content, system) : null;
-  return { ...one, fields };
+  return message.role === "assistant" ? { ...one, fields: typeof message.content === "string" ? parseResponse(message.content, system) : null } : one;
 }
 
 // A prompt as {kind, instructions, inputs and outputs: [{name, type, about}], demos: [{inputs, outputs, incomplete}], talk: [message],
@@ -161,18 +159,14 @@ export function parsePrompt(messages) {
   const asked = last?.role === "user" ? last : null;
   if (asked && !asked.fields && !asked.asks) return null;
   const before = asked ? all.slice(0, -1) : all;
-  let at = 0;
   const demos = [];
-  while (before[at]?.role === "user" && before[at].fields && !before[at].asks && before[at + 1]?.role === "assistant" && before[at + 1].fields) {
-    const [shown, answer] = [before[at], before[at + 1]];
-    const outputs = answer.fields.filter(([, value]) => value !== null);
-    demos.push({ inputs: shown.fields, outputs, incomplete: shown.before === INCOMPLETE });
-    at += 2;
+  for (let at = 0; before[at]?.role === "user" && before[at].fields && !before[at].asks && before[at + 1]?.role === "assistant" && before[at + 1].fields; at += 2) {
+    demos.push({ inputs: before[at].fields, outputs: before[at + 1].fields.filter(([, value]) => value !== null), incomplete: before[at].before === INCOMPLETE });
   }
   return {
     ...system,
     demos,
-    talk: before.slice(at),
+    talk: before.slice(2 * demos.length),
     values: asked?.fields ?? (asked?.content?.length ? [["", asked.content]] : []),
   };
 }

@@ -9,9 +9,7 @@ export { Kind, hue } from "./icons.jsx";
 
 export const STATUSES = ["completed", "failed", "interrupted", "running", "stopped", "crashed"];
 
-const TONES = {
-  completed: "ok", done: "ok", failed: "bad", crashed: "bad", unreadable: "bad", interrupted: "wait", waiting: "wait", running: "live",
-};
+const TONES = { completed: "ok", done: "ok", failed: "bad", crashed: "bad", unreadable: "bad", interrupted: "wait", waiting: "wait", running: "live" };
 
 export const Status = ({ status }) => <span class={`pill ${TONES[status] ?? ""}`}>{status}</span>;
 
@@ -90,7 +88,6 @@ export function Line({ id, label, hint, wrong, rows, onText, children, ...rest }
   );
 }
 
-// How many rows a text takes as it is edited.
 export const rowsFor = (text) => Math.min(16, Math.max(2, text.slice(0, 4000).split("\n").length + Math.floor(Math.min(4000, text.length) / 100)));
 
 export function Dialog({ title, onClose, children, wide }) {
@@ -101,16 +98,7 @@ export function Dialog({ title, onClose, children, wide }) {
     return () => back?.focus?.();
   }, []);
   return (
-    <dialog
-      ref={ref}
-      class={wide ? "wide" : ""}
-      aria-labelledby="dialog-title"
-      onClose={onClose}
-      onCancel={(event) => {
-        event.preventDefault();
-        onClose();
-      }}
-    >
+    <dialog ref={ref} class={wide ? "wide" : ""} aria-labelledby="dialog-title" onClose={onClose} onCancel={(event) => (event.preventDefault(), onClose())}>
       <header>
         <h2 id="dialog-title">{title}</h2>
         <button type="button" class="plain" onClick={onClose} aria-label="Close">✕</button>
@@ -148,19 +136,8 @@ export function Tabs({ label, tabs, selected, onSelect }) {
   return (
     <div class="tabs" role="tablist" aria-label={label} ref={ref} onKeyDown={pressed}>
       {tabs.map(({ id, name, count: number }) => (
-        <button
-          key={id}
-          type="button"
-          role="tab"
-          class="tab"
-          id={`tab-${id}`}
-          aria-selected={id === selected}
-          aria-controls="panel"
-          tabIndex={id === selected ? 0 : -1}
-          onClick={() => onSelect(id)}
-        >
-          {name}
-          {number ? <span class="badge">{count(number)}</span> : null}
+        <button key={id} {...{ type: "button", role: "tab", class: "tab", id: `tab-${id}`, "aria-selected": id === selected, "aria-controls": "panel", tabIndex: id === selected ? 0 : -1 }} onClick={() => onSelect(id)}>
+          {name}{number ? <span class="badge">{count(number)}</span> : null}
         </button>
       ))}
     </div>

@@ -12,8 +12,6 @@ import { Copy, Scalar, Text, usePages, Value } from "./value.jsx";
 
 const FEW = 6; // calls of which all are read at once: of more, those that are opened
 
-// --- what was sent
-
 const WHO = { user: "user", assistant: "the model", tool: "result" };
 
 const Message = ({ message: { role, name, fields, content, calls }, prompt }) => (
@@ -72,17 +70,13 @@ function Raw({ messages }) {
   );
 }
 
-// --- what differs from the call before
-
-// A prompt by what a reader calls its parts.
 function partsOfPrompt(messages, prompt) {
   if (!prompt) return { messages };
   const named = (fields) => Object.fromEntries(fields.map(([name, value]) => [name || "text", valueOf(value)]));
   const found = { form: prompt.kind, instructions: prompt.instructions };
-  if (prompt.demos.length) found.examples = prompt.demos.map((demo) => ({ ...named(demo.inputs), ...named(demo.outputs) }));
+  if (prompt.demos.length) found.examples = prompt.demos.map((demo) => named([...demo.inputs, ...demo.outputs]));
   if (prompt.talk.length) found.conversation = prompt.talk.map((one) => (one.fields ? named(one.fields) : { [one.role]: one.content }));
-  for (const [name, value] of Object.entries(named(prompt.values))) found[name in found ? `input ${name}` : name] = value;
-  return found;
+  return { ...found, ...named(prompt.values.map(([name, value]) => [name in found ? `input ${name}` : name, value])) };
 }
 
 function Differs({ before, after, failed }) {
@@ -96,8 +90,6 @@ function Differs({ before, after, failed }) {
     </div>
   );
 }
-
-// --- a call
 
 const label = (calls, call, at) => {
   const attempts = new Set(calls.map((one) => one.attempt));
@@ -156,23 +148,13 @@ function Called({ record, step, about: known, calls, at, reads }) {
   );
 }
 
-// Why there is no prompt to be shown.
 function Missing({ record: { run: { hidden, lm_calls: kept } } }) {
-  if (kept !== "full" && kept !== "function") {
-    return (
-      <div class="note">
-        <b>Prompts and responses of this run are not recorded.</b>
-        <p>Programs that are compiled with <code>record_lm_calls="full"</code> keep them: <code>graph.compile(store=…, record_lm_calls="full")</code></p>
-      </div>
-    );
-  }
-  if (!hidden) return <div class="note"><b>Of these calls no prompt is there.</b></div>;
-  return (
-    <div class="note">
-      <b>Prompts and responses of this run are hidden.</b>
-      <p>Its program redacts {hidden === "function" ? "by a function" : rulesOf(hidden)}. A function as <code>record_lm_calls=</code> decides what of them may be shown.</p>
-    </div>
-  );
+  const without = <>Programs that are compiled with <code>record_lm_calls="full"</code> keep them: <code>graph.compile(store=…, record_lm_calls="full")</code></>;
+  const rule = hidden && (hidden === "function" ? "by a function" : rulesOf(hidden));
+  const redacted = <>Its program redacts {rule}. A function as <code>record_lm_calls=</code> decides what of them may be shown.</>;
+  const recorded = kept === "full" || kept === "function";
+  const [title, why] = !recorded ? ["Prompts and responses of this run are not recorded.", without] : hidden ? ["Prompts and responses of this run are hidden.", redacted] : ["Of these calls no prompt is there."];
+  return <div class="note"><b>{title}</b>{why && <p>{why}</p>}</div>;
 }
 
 function Predictor({ record, step, about: known, calls, name }) {

@@ -9,7 +9,7 @@ import { announce, useAnswer, useMedia, useNow, useTitle } from "./hooks.js";
 import { Boundary, Button, Field, Kind, Problem, Tag, Time, useListKeys } from "./parts.jsx";
 import { useRecord } from "./record.js";
 import { go, href } from "./route.js";
-import { Text, Value, ValueOf } from "./value.jsx";
+import { Text, Value } from "./value.jsx";
 
 const SOON = 300; // milliseconds between two looks
 
@@ -90,9 +90,9 @@ function Answered({ thread, run, id, mine }) {
       </div>
       {draft && !mine && (
         <section class="card draft" aria-label="Your draft">
-          <header><b>Your draft</b><span class="soft">it was not sent</span><span class="grow" />
-            <Button small onClick={() => navigator.clipboard?.writeText(draftText(draft))}>Copy</Button>
-            <Button small onClick={clear}>Throw away</Button>
+          <header>
+            <b>Your draft</b><span class="soft">it was not sent</span><span class="grow" />
+            <Button small onClick={() => navigator.clipboard?.writeText(draftText(draft))}>Copy</Button><Button small onClick={clear}>Throw away</Button>
           </header>
           <pre class="whole">{draftText(draft)}</pre>
         </section>
@@ -162,10 +162,7 @@ export function QuestionsPage({ params, about }) {
             {item && <Asked key={item.question.id} {...{ item, about, narrow }} mine={mine.includes(item.question.id)} onDone={done} />}
             {lost && <article class="asking"><h2>A question that was answered</h2><Answered thread={params.thread} run={params.run} id={params.id} /></article>}
             {!item && !lost && !busy && !error && (
-              <div class="nothing">
-                <h2>Nothing waits for an answer</h2>
-                <p>When a node of any run asks something, or a tool needs approval, it is shown here at once.</p>
-              </div>
+              <div class="nothing"><h2>Nothing waits for an answer</h2><p>When a node of any run asks something, or a tool needs approval, it is shown here at once.</p></div>
             )}
           </Boundary>
         </div>

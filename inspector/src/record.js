@@ -8,7 +8,6 @@ const AT_ONCE = 50; // values of one request
 const KEPT = 64; // steps of which the state is kept
 const OPEN = new Set(["running", "interrupted", "failed", "stopped", "crashed"]); // such a run may go on
 
-// The patterns of what is hidden, in words.
 export const rulesOf = (hidden) => hidden.map((one) => [one].flat().join(".")).join(", ");
 
 const within = (path, name) => (path ? `${path}/${name}` : name);
@@ -56,10 +55,6 @@ export class Record {
     return this.steps[this.#index.places.get(id)];
   }
 
-  place(id) {
-    return this.#index.places.get(id) ?? -1;
-  }
-
   // The steps right inside of one, or of the run (null), in order.
   inside(id) {
     return this.#index.children.get(id) ?? [];
@@ -71,12 +66,8 @@ export class Record {
   }
 
   around(id) {
-    const found = [];
-    for (let step = this.step(id); step?.parent != null; ) {
-      step = this.step(step.parent);
-      if (step) found.unshift(step);
-    }
-    return found;
+    const step = this.step(this.step(id)?.parent);
+    return step ? [...this.around(step.id), step] : [];
   }
 
   // The path of the graph that a step is a step of: "" for that of the run.
@@ -96,7 +87,6 @@ export class Record {
     return key && within(path, key) in this.graphs ? within(path, key) : within(path, step.node);
   }
 
-  // The graph with the drawing, fields and checks of a path; null if it is not known.
   graph(path = "") {
     return this.graphs[path] ?? null;
   }
@@ -107,14 +97,11 @@ export class Record {
     let [at, known] = [this.step(id), undefined];
     while (at && !(known = this.#states.get(at.id))) {
       passed.push(at);
-      at = at.after.length ? this.step(at.after[0]) : undefined;
+      at = this.step(at.after[0]);
     }
     const found = new Map(known);
     for (const step of passed.reverse()) {
-      for (const [name, { value, by }] of Object.entries(step.wrote)) {
-        if (value === null) found.delete(name);
-        else found.set(name, { value, by: by ?? step.id });
-      }
+      for (const [name, { value, by }] of Object.entries(step.wrote)) value === null ? found.delete(name) : found.set(name, { value, by: by ?? step.id });
     }
     this.#states.set(id, found);
     if (this.#states.size > KEPT) this.#states.delete(this.#states.keys().next().value);
@@ -123,9 +110,8 @@ export class Record {
 
   // The state before a step: after those that it follows, or of which the graph around it began.
   before(id) {
-    const step = this.step(id);
-    if (!step) return new Map();
-    return step.after.length ? this.state(step.after[0]) : new Map();
+    const [before] = this.step(id)?.after ?? [];
+    return before === undefined ? new Map() : this.state(before);
   }
 
   // Whether what a step wrote of a field is what it added to it: so the messages inside of an agent's step.
@@ -133,24 +119,13 @@ export class Record {
     return name === "messages" && step.parent !== null;
   }
 
-  // A step and all inside of it: they come right after it.
+  // A step and all inside of it.
   all(id) {
-    const [start, found, inside] = [this.place(id), [], new Set([id])];
-    for (let i = start; i >= 0 && i < this.steps.length; i += 1) {
-      const step = this.steps[i];
-      if (i > start && !inside.has(step.parent)) break;
-      inside.add(step.id);
-      found.push(step);
-    }
+    const found = [this.step(id)].filter(Boolean);
+    for (const step of found) found.push(...this.inside(step.id));
     return found;
   }
 
-  // The LM calls of a step and those inside of it, in the order in which they began.
-  calls(id) {
-    return this.all(id).flatMap((step) => step.lm).sort((a, b) => a.at - b.at);
-  }
-
-  // The open questions, as the steps that asked them.
   get waiting() {
     return this.steps.filter((step) => step.status === "waiting" && step.asked && !step.asked.answer);
   }
@@ -181,7 +156,6 @@ function add(sum, [into, out] = [0, 0], cost = null) {
   sum.cost = sum.cost === null || cost === null ? null : sum.cost + cost;
 }
 
-// The values of one run: asked for once, up to 50 at a time.
 class Values {
   known = new Map();
   problems = new Map();
@@ -208,15 +182,10 @@ class Values {
 
   async #ask() {
     const all = [...new Set(this.#queue.splice(0))];
-    const parts = [];
-    for (let i = 0; i < all.length; i += AT_ONCE) parts.push(all.slice(i, i + AT_ONCE));
+    const parts = Array.from({ length: Math.ceil(all.length / AT_ONCE) }, (_, i) => all.slice(i * AT_ONCE, (i + 1) * AT_ONCE));
     await Promise.all(parts.map(async (id) => {
-      try {
-        const { values } = await get("values", { ...this.params, id });
-        for (const one of id) this.known.set(one, values[one]);
-      } catch (error) {
-        for (const one of id) this.problems.set(one, error);
-      }
+      const give = (map, of) => id.forEach((one) => map.set(one, of(one)));
+      await get("values", { ...this.params, id }).then(({ values }) => give(this.known, (one) => values[one]), (error) => give(this.problems, () => error));
       for (const one of id) this.#asked.delete(one);
       for (const listener of this.#listeners) listener();
     }));
@@ -242,7 +211,6 @@ export function useValues(record, ids) {
 
 const PAUSE = 400; // milliseconds between two pages that are shown
 
-// The pages of a record, shown as they come; those after the first one are of the same record.
 async function whole(params, page, signal, show) {
   const [source, { graphs, position }] = [new Values({ ...params, run: page.run.id || params.run }), page];
   let [steps, shown] = [[], -Infinity];
@@ -278,23 +246,12 @@ export function useRecord({ thread, run }) {
       else await whole(params, answer, signal, show); // of another run, or the server has forgotten the position
     };
     (async () => {
-      try {
-        await whole(params, await get("record", params, signal), signal, show);
-      } catch (error) {
-        failed(error);
-        return;
-      }
-      if (signal.aborted || embedded || (run && !OPEN.has(latest.run.status))) return;
-      let [busy, more] = [false, false];
-      const changed = async () => {
-        more = true;
-        if (busy) return;
-        busy = true;
-        while (more && !signal.aborted) {
-          more = false;
-          await renew().catch(failed);
-        }
-        busy = false;
+      await get("record", params, signal).then((page) => whole(params, page, signal, show)).catch(failed);
+      if (signal.aborted || !latest?.complete || embedded || (run && !OPEN.has(latest.run.status))) return;
+      let [asked, last] = [false, Promise.resolve()];
+      const changed = () => {
+        if (!asked) last = last.then(() => void (asked = false)).then(renew).catch(failed);
+        asked = true;
       };
       follow({ thread }, changed, failed, signal);
     })();

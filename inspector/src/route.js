@@ -7,14 +7,14 @@ export function parse(hash) {
   return { page: found[1] || "runs", params: Object.fromEntries(new URLSearchParams(found[2] ?? "")) };
 }
 
-export function href(page, params = {}) {
-  const query = new URLSearchParams();
-  for (const [name, value] of Object.entries(params)) {
-    if (value !== undefined && value !== null && value !== "") query.set(name, value);
-  }
-  const text = query.toString();
-  return `#/${page}${text ? `?${text}` : ""}`;
+// The parameters of an address or a request; what is empty is left out.
+function query(params) {
+  const found = new URLSearchParams();
+  for (const [name, value] of Object.entries(params)) for (const one of [value].flat()) if (one !== undefined && one !== null && one !== "") found.append(name, one);
+  return found.size ? `?${found}` : "";
 }
+
+export const href = (page, params = {}, before = "#/") => `${before}${page}${query(params)}`;
 
 export function go(page, params, { replace = false } = {}) {
   const address = href(page, params);

@@ -1,15 +1,15 @@
 // One run: its figures in the header, the strip, the tree of its steps, and beside it what is selected.
 
 import { useEffect, useMemo, useRef, useState } from "preact/hooks";
-import { canAct, RunActs } from "./acts.jsx";
+import { RunActs } from "./acts.jsx";
 import { embedded } from "./api.js";
 import { Bar } from "./bar.jsx";
 import { amount, cost, count, duration, sum } from "./format.js";
-import { announce, useKeys, useMedia, useNow, useTitle } from "./hooks.js";
+import { announce, useKeys, useMedia, useNow, useStored, useTitle } from "./hooks.js";
 import { nameOf } from "./names.js";
 import { Pane } from "./pane.jsx";
 import { Boundary, Problem, Status, Tag } from "./parts.jsx";
-import { useRecord } from "./record.js";
+import { rulesOf, useRecord } from "./record.js";
 import { go, href } from "./route.js";
 import { Strip } from "./strip.jsx";
 import { isOwn, times } from "./times.js";
@@ -48,40 +48,14 @@ function firstOf(record) {
 }
 
 const WIDE = "(min-width: 761px)";
-const SPLIT = "dspyer-split";
-
-function useSplit() {
-  const [share, setShare] = useState(() => {
-    try {
-      return Number(localStorage.getItem(SPLIT)) || 44;
-    } catch {
-      return 44;
-    }
-  });
-  const put = (value) => {
-    const kept = Math.round(Math.max(24, Math.min(70, value)) * 10) / 10;
-    setShare(kept);
-    try {
-      localStorage.setItem(SPLIT, String(kept));
-    } catch {
-      return; // a file has no storage
-    }
-  };
-  return [share, put];
-}
-
-// Between the tree and the pane: dragged, or moved by the arrows.
 function Split({ share, onMove }) {
   const down = (event) => {
     event.preventDefault();
     event.currentTarget.setPointerCapture(event.pointerId);
-    event.currentTarget.dataset.moves = "yes";
   };
-  const move = (event) => {
-    const { currentTarget } = event;
-    if (!currentTarget.hasPointerCapture(event.pointerId)) return;
+  const move = ({ currentTarget, pointerId, clientX }) => {
     const box = currentTarget.parentElement.getBoundingClientRect();
-    onMove(((event.clientX - box.left) / box.width) * 100);
+    if (currentTarget.hasPointerCapture(pointerId)) onMove(((clientX - box.left) / box.width) * 100);
   };
   const pressed = (event) => {
     const by = { ArrowLeft: -2, ArrowRight: 2, Home: -100, End: 100 }[event.key];
@@ -89,23 +63,8 @@ function Split({ share, onMove }) {
     event.preventDefault();
     onMove(share + by);
   };
-  return (
-    <div
-      class="split"
-      role="separator"
-      aria-orientation="vertical"
-      aria-label="Width of the steps"
-      aria-valuenow={Math.round(share)}
-      aria-valuemin={24}
-      aria-valuemax={70}
-      tabIndex={0}
-      onPointerDown={down}
-      onPointerMove={move}
-      onPointerUp={(event) => delete event.currentTarget.dataset.moves}
-      onKeyDown={pressed}
-      onDblClick={() => onMove(44)}
-    />
-  );
+  const told = { "aria-orientation": "vertical", "aria-label": "Width of the steps", "aria-valuenow": Math.round(share), "aria-valuemin": 24, "aria-valuemax": 70 };
+  return <div class="split" role="separator" tabIndex={0} {...told} onPointerDown={down} onPointerMove={move} onKeyDown={pressed} onDblClick={() => onMove(44)} />;
 }
 
 // With its origin, of a copy; else the reader chooses.
@@ -121,7 +80,8 @@ export function RunPage({ params, about }) {
   const { record, error, busy, again } = useRecord({ thread, run });
   const wide = useMedia(WIDE);
   const now = useNow(Boolean(record) && record.run.status === "running", 500);
-  const [share, setShare] = useSplit();
+  const [kept, keep] = useStored("dspyer-split", 44);
+  const share = Number(kept);
   const [query, setQuery] = useState("");
   const side = useRef(null);
   // What was shown first stays selected when the run goes on.
@@ -137,7 +97,6 @@ export function RunPage({ params, about }) {
   const select = (id) => id !== wanted && go("run", { ...rest, step: id }, { replace: Boolean(wanted) && wide });
   const back = () => go("run", { ...rest, step: undefined, tab: undefined });
   const setTab = (id) => go("run", { ...rest, step: selected, tab: id }, { replace: true });
-  const enter = () => side.current?.focus();
 
   const status = record?.run.status;
   const before = useRef(null);
@@ -145,46 +104,27 @@ export function RunPage({ params, about }) {
     if (status && before.current && before.current !== status) announce(`The run is now ${status}`);
     before.current = status;
   }, [status]);
-  useKeys({
-    Escape: (event, typing) => {
-      if (typing) return typing.blur();
-      if (page) return back();
-      document.querySelector("[role=tree]")?.focus();
-      return undefined;
-    },
-  });
+  useKeys({ Escape: (event, typing) => (typing ? typing.blur() : page ? back() : document.querySelector("[role=tree]")?.focus()) });
   const strip = useMemo(() => record && <Strip record={record} selected={selected} onSelect={select} now={now} lanes={wide ? 5 : 4} />, [record, selected, now, wide, wanted, tab]);
   const rule = record?.run.hidden;
-  const hidden = rule && <Tag title={rule === "function" ? "Its program hides values by a function: none are shown" : `What matches ${rule.map((one) => [one].flat().join(".")).join(", ")} is hidden`}>redacted</Tag>;
+  const hidden = rule && <Tag title={rule === "function" ? "Its program hides values by a function: none are shown" : `What matches ${rulesOf(rule)} is hidden`}>redacted</Tag>;
   const trail = record ? [record.run.graph, <><h1>{thread || record.run.graph}</h1><Status status={status} />{hidden}</>] : [];
   return (
     <>
       <Bar trail={trail} deep>
-        {record && (
-          <>
-            <Figures record={record} now={now} />
-            <span class="acts">
-              {!embedded && canAct(about, record.run.graph) && <RunActs run={record.run} about={about} onChanged={again} />}
-              {!embedded && <Compare run={record.run} />}
-            </span>
-          </>
-        )}
+        {record && <Figures record={record} now={now} />}
+        {record && !embedded && <span class="acts"><RunActs run={record.run} about={about} onChanged={again} /><Compare run={record.run} /></span>}
       </Bar>
       {error && <div class="trouble"><Problem error={error} old={Boolean(record)} onRetry={again} /></div>}
-      <div class="stripline">
-        <Boundary what="The strip" of={record}>{strip}</Boundary>
-      </div>
+      <div class="stripline"><Boundary what="The strip" of={record}>{strip}</Boundary></div>
       <main id="main" tabIndex={-1} class={page ? "run page" : "run"} style={{ "--share": `${share}%` }} aria-busy={busy}>
         {record && (
           <>
-            <Boundary what="The tree" of={record}>
-              <Tree record={record} selected={selected} onSelect={select} onEnter={enter} query={query} setQuery={setQuery} now={now} />
-            </Boundary>
-            <Split share={share} onMove={setShare} />
+            <Boundary what="The tree" of={record}><Tree {...{ record, selected, query, setQuery, now }} onSelect={select} onEnter={() => side.current?.focus()} /></Boundary>
+            <Split share={share} onMove={(to) => keep(Math.round(Math.max(24, Math.min(70, to)) * 10) / 10)} />
             <section class="right" ref={side} tabIndex={-1} aria-label={step ? `Step ${nameOf(step)}` : "Step"}>
-              {step
-                ? <Boundary what="This step" of={`${selected} ${record.position}`}><Pane key={selected} record={record} step={step} tab={tab} onTab={setTab} onSelect={select} onBack={back} about={about} now={now} /></Boundary>
-                : <p class="empty">{record.steps.length ? "Choose a step." : "The run has no step yet."}</p>}
+              {step && <Boundary what="This step" of={`${selected} ${record.position}`}><Pane key={selected} {...{ record, step, tab, about, now }} onTab={setTab} onSelect={select} onBack={back} /></Boundary>}
+              {!step && <p class="empty">{record.steps.length ? "Choose a step." : "The run has no step yet."}</p>}
             </section>
           </>
         )}

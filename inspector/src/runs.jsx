@@ -23,7 +23,6 @@ export function times({ since, until }) {
   return since in spans ? { since: new Date(spans[since]).toISOString() } : { since, until };
 }
 
-// The filters of an address as the parameters of a request.
 export const query = (params) => ({ ...Object.fromEntries(["status", ...TEXTS].map((name) => [name, params[name]])), ...times(params) });
 
 // A filter that is typed: it is asked for when the typing pauses.
@@ -50,7 +49,6 @@ function Typed({ name, label, value = "", onValue, children, ...rest }) {
   );
 }
 
-// One of several, as buttons beside each other.
 const Chips = ({ label, options, value = "", onValue }) => (
   <div class="chips" role="group" aria-label={label}>
     {options.map(([name, words]) => <Button small class="chip" key={name} aria-pressed={value === name} onClick={() => onValue(name)}>{words}</Button>)}
@@ -113,17 +111,14 @@ function Row({ info, chosen, onChoose }) {
   );
 }
 
+const SHOWN = 'program = graph.compile(store="runs.db")\nprogram.thread("t-42").run(...)';
+
 const Nothing = ({ params }) => FILTERS.some((name) => params[name]) ? (
   <div class="nothing"><h2>Nothing fits</h2><p>No run fits these filters. <a href={href("runs")}>Show every run</a></p></div>
 ) : (
-  <div class="nothing">
-    <h2>No runs yet</h2>
-    <p>A run on a thread is stored, and is shown here while it runs:</p>
-    <pre>{'program = graph.compile(store="runs.db")\nprogram.thread("t-42").run(...)'}</pre>
-  </div>
+  <div class="nothing"><h2>No runs yet</h2><p>A run on a thread is stored, and is shown here while it runs:</p><pre>{SHOWN}</pre></div>
 );
 
-// The bar of two chosen runs.
 function Chosen({ chosen, onClear }) {
   const [a, b] = chosen.map((key) => key.split("\n"));
   if (!a) return null;

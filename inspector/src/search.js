@@ -14,13 +14,12 @@ export function mentions(value, text) {
 
 // The texts of a step that are in it, with where they stand: [[where, text]].
 function textsOf(step) {
-  const found = [["", nameOf(step)], ["", step.node], ["reason", beginning(step.reason)]];
-  for (const failure of [...step.failed, step.failure]) if (failure) found.push(["failure", `${failure.type}: ${beginning(failure.message)}`]);
-  if (step.asked) found.push(["question", beginning(step.asked.text)], ["comment", beginning(step.asked.answer?.comment)], ["answer", step.asked.answer?.by ?? ""]);
-  if (step.call) found.push(["arguments", JSON.stringify(step.call.args ?? "")]);
-  for (const call of step.lm) found.push(["model", call.model ?? ""], ["failure", beginning(call.failed)]);
-  for (const message of step.messages) found.push(["message", beginning(message.text)]);
-  return found;
+  const { asked, call } = step;
+  const failures = [...step.failed, step.failure].filter(Boolean).map((one) => ["failure", `${one.type}: ${beginning(one.message)}`]);
+  const calls = step.lm.flatMap((one) => [["model", one.model ?? ""], ["failure", beginning(one.failed)]]);
+  const said = [["question", asked?.text], ["comment", asked?.answer?.comment], ["answer", asked?.answer?.by], ...step.messages.map((one) => ["message", one.text])];
+  const told = [["", nameOf(step)], ["", step.node], ["reason", step.reason], ...said].map(([where, text]) => [where, beginning(text)]);
+  return [...told, ...failures, ...calls, ["arguments", call ? JSON.stringify(call.args ?? "") : ""]];
 }
 
 // The ids of the values of a step, with where they stand: [[where, VID]].

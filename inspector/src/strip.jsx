@@ -1,8 +1,8 @@
 // The whole run as nested bars over time. Dragging zooms, a click selects, what waited is folded.
 
-import { useLayoutEffect, useMemo, useRef, useState } from "preact/hooks";
+import { useMemo, useRef, useState } from "preact/hooks";
 import { duration } from "./format.js";
-import { useKeys } from "./hooks.js";
+import { useKeys, useWidth } from "./hooks.js";
 import { isBookkeeping, nameOf } from "./names.js";
 import { hue } from "./parts.jsx";
 import { isOwn, scale, span, times, worked } from "./times.js";
@@ -10,19 +10,6 @@ import { isOwn, scale, span, times, worked } from "./times.js";
 const [TOP, LANE, HIGH] = [17, 14, 11];
 const THIN = 3; // bars that are narrower are drawn as one shape
 const ROUND = [0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 30, 60, 120, 300, 600, 1800, 3600, 7200, 21_600, 86_400];
-
-export function useWidth() {
-  const ref = useRef(null);
-  const [width, setWidth] = useState(0);
-  useLayoutEffect(() => {
-    const seen = () => setWidth(ref.current.clientWidth);
-    seen();
-    const watcher = new ResizeObserver(seen);
-    watcher.observe(ref.current);
-    return () => watcher.disconnect();
-  }, []);
-  return [ref, width];
-}
 
 // The bars in sight: {step, lane, a, b}, in pixels. Steps that overlap go to lanes below.
 function layout(record, all, x, width, most, now) {
@@ -48,7 +35,7 @@ function layout(record, all, x, width, most, now) {
 
 const isBad = (step) => step.failed.length > 0 || step.status === "failed" || step.status === "unreadable";
 
-function Bar({ bar, selected, folds }) {
+function Bar({ bar, selected, folds, took }) {
   const { step, lane, a, b } = bar;
   const [y, wide] = [TOP + lane * LANE, Math.max(1.5, b - a - 1.5)];
   const name = nameOf(step);
@@ -58,6 +45,7 @@ function Bar({ bar, selected, folds }) {
   const from = under ? under.x + under.width : Math.max(a, 0);
   return (
     <g class={classes}>
+      <title>{name}{step.visit > 1 ? ` ×${step.visit}` : ""} · {took}</title>
       <rect x={a} y={y} width={wide} height={HIGH} rx="3" fill={hue(step.kind)} />
       {isBad(step) && <rect x={a} y={y} width="3" height={HIGH} rx="1" fill="var(--bad)" />}
       {b - from > name.length * 6.4 + 14 && <text x={from + 6} y={y + 8.8}>{name}</text>}
@@ -78,12 +66,7 @@ function Ticks({ all, x, width, height }) {
       const at = x(all.from + n * every);
       if (x.folds.some((one) => at > one.x - 74 && at < one.x + one.width + 46)) continue;
       const label = n === 0 ? "0" : every < 0.1 && n * every >= 1 ? `${(n * every).toFixed(every < 0.01 ? 3 : 2)} s` : duration(n * every);
-      ticks.push(
-        <g key={n}>
-          <line x1={at} x2={at} y1="14" y2={height} class="grid" />
-          <text x={Math.min(at, width - 34)} y="10" class="tick">{label}</text>
-        </g>,
-      );
+      ticks.push(<g key={n}><line x1={at} x2={at} y1="14" y2={height} class="grid" /><text x={Math.min(at, width - 34)} y="10" class="tick">{label}</text></g>);
     }
     work += fold.from - begun;
     begun = fold.till;
@@ -97,7 +80,6 @@ export function Strip({ record, selected, onSelect, now, lanes = 5 }) {
   const [drag, show] = useState(null);
   const dragged = useRef(null); // at once: a pointer may move and be lifted before the page is drawn again
   const setDrag = (value) => show((dragged.current = value));
-  const [over, setOver] = useState(null);
   const all = times(record, now);
   const x = useMemo(() => scale(all, Math.max(width, 50), view), [all, width, view]);
   const bars = useMemo(() => (width ? layout(record, all, x, width, lanes, now) : []), [record, x, width, lanes, all]);
@@ -105,57 +87,35 @@ export function Strip({ record, selected, onSelect, now, lanes = 5 }) {
   const used = useRef(1);
   used.current = Math.min(lanes, Math.max(used.current, record.run.status === "running" ? lanes : 1 + bars.reduce((most, bar) => Math.max(most, bar.lane), 0)));
   const height = TOP + LANE * used.current;
+  // Narrow bars of one lane and colour are one shape, in which those of the same pixel are one.
   const [wide, thin] = useMemo(() => {
-    const paths = new Map();
-    const large = [];
-    for (const bar of bars) {
-      if (bar.b - bar.a >= THIN + 1 || bar.step.status === "running") {
-        large.push(bar);
-        continue;
-      }
-      const key = `${bar.lane} ${isBad(bar.step) ? "var(--bad)" : hue(bar.step.kind)}`;
-      const path = paths.get(key) ?? { d: "", last: -9 };
-      const left = Math.round(bar.a);
-      if (left > path.last) {
-        path.d += `M${left} ${TOP + bar.lane * LANE}h2v${HIGH}h-2z`; // bars in the same pixel are one
-        path.last = left;
-      }
-      paths.set(key, path);
-    }
-    return [large, [...paths].map(([key, { d }]) => ({ key, d, top: key[0] === "0", fill: key.slice(2) }))];
+    const isWide = (bar) => bar.b - bar.a >= THIN + 1 || bar.step.status === "running";
+    const narrow = Map.groupBy(bars.filter((bar) => !isWide(bar)), ({ step, lane }) => `${lane} ${isBad(step) ? "var(--bad)" : hue(step.kind)}`);
+    const shape = (ones) => [...new Set(ones.map((bar) => Math.round(bar.a)))].map((left) => `M${left} ${TOP + ones[0].lane * LANE}h2v${HIGH}h-2z`).join("");
+    return [bars.filter(isWide), [...narrow].map(([key, ones]) => ({ key, d: shape(ones), top: ones[0].lane === 0, fill: key.slice(2) }))];
   }, [bars]);
   const at = (event) => event.clientX - ref.current.getBoundingClientRect().left;
   const hit = (event) => {
     const box = ref.current.getBoundingClientRect();
     const [px, lane] = [event.clientX - box.left, Math.floor((event.clientY - box.top - TOP) / LANE)];
-    let best = null;
-    for (const bar of bars) {
-      const off = Math.max(bar.a - px, px - bar.b, 0);
-      if (bar.lane === lane && off < 4 && (!best || off < best.off)) best = { bar, off };
-    }
-    return best?.bar.step ?? null;
+    const off = (bar) => Math.max(bar.a - px, px - bar.b, 0);
+    const near = bars.filter((bar) => bar.lane === lane && off(bar) < 4);
+    return near.reduce((best, bar) => (best && off(best) <= off(bar) ? best : bar), null)?.step ?? null;
   };
   const down = (event) => {
     if (event.button !== 0 || event.target.closest("button")) return;
     event.currentTarget.setPointerCapture(event.pointerId);
     setDrag({ from: at(event), to: at(event) });
   };
-  const move = (event) => {
-    if (dragged.current) setDrag({ ...dragged.current, to: at(event) });
-    else setOver(hit(event));
-  };
+  const move = (event) => dragged.current && setDrag({ ...dragged.current, to: at(event) });
   const up = (event) => {
-    if (!dragged.current) return;
-    const { from: begun, to: ended } = dragged.current;
-    const [a, b] = [Math.min(begun, ended), Math.max(begun, ended)];
+    if (!dragged.current) return undefined;
+    const [a, b] = [dragged.current.from, dragged.current.to].sort((one, other) => one - other);
     setDrag(null);
-    if (b - a < 5) {
-      const step = hit(event);
-      if (step) onSelect(step.id);
-      return;
-    }
+    if (b - a < 5) return hit(event) && onSelect(hit(event).id);
     const [from, to] = [Math.max(0, x.back(a)), Math.min(all.work, x.back(b))];
     if (to - from > 1e-5) setView([from, to]);
+    return undefined;
   };
   useKeys({
     z: () => {
@@ -165,17 +125,13 @@ export function Strip({ record, selected, onSelect, now, lanes = 5 }) {
       return to - from > 1e-5 && setView([from, to]);
     },
   });
-  const shown = over && span(record, over, now);
+  const durationOf = (step) => {
+    const { from, till } = span(record, step, now);
+    return duration(till - from);
+  };
+  const thinOn = bars.find((bar) => bar.step.id === selected && bar.b - bar.a < THIN + 1);
   return (
-    <div
-      class="strip"
-      onPointerDown={down}
-      onPointerMove={move}
-      onPointerUp={up}
-      onPointerCancel={() => setDrag(null)}
-      onPointerLeave={() => setOver(null)}
-      onDblClick={() => setView(null)}
-    >
+    <div class="strip" onPointerDown={down} onPointerMove={move} onPointerUp={up} onPointerCancel={() => setDrag(null)} onDblClick={() => setView(null)}>
       <div ref={ref} class="stripbox" style={{ height: `${height + 3}px` }}>
         {width > 0 && all.till > all.from && (
           <svg width={width} height={height + 3} role="img" aria-label={`The run over time: ${duration(all.work)} of work`}>
@@ -187,27 +143,16 @@ export function Strip({ record, selected, onSelect, now, lanes = 5 }) {
             </defs>
             <Ticks all={all} x={x} width={width} height={height} />
             {thin.map(({ key, d, top, fill }) => <path key={key} d={d} fill={fill} class={top ? "sthin strong" : "sthin"} />)}
-            {wide.map((bar) => <Bar key={bar.step.id} bar={bar} selected={bar.step.id === selected} folds={x.folds} />)}
+            {wide.map((bar) => <Bar key={bar.step.id} bar={bar} selected={bar.step.id === selected} folds={x.folds} took={durationOf(bar.step)} />)}
             {x.folds.map((fold) => (
               <g key={fold.from} class="fold">
                 <rect x={fold.x + 1} y="14" width={Math.max(1, fold.width - 2)} height={height - 13} rx="3" fill="url(#hatch)" />
-                {fold.width > 12 && (
-                  <text x={fold.open ? width : Math.min(Math.max(fold.x + fold.width / 2, 42), width - 42)} y="10" style={{ textAnchor: fold.open ? "end" : "middle" }}>{fold.open ? "waits" : `${fold.asked ? "waited" : "paused"} ${duration(fold.till - fold.from)}`}</text>
-                )}
+                {fold.width > 12 && <text x={fold.open ? width : Math.min(Math.max(fold.x + fold.width / 2, 42), width - 42)} y="10" style={{ textAnchor: fold.open ? "end" : "middle" }}>{fold.open ? "waits" : `${fold.asked ? "waited" : "paused"} ${duration(fold.till - fold.from)}`}</text>}
               </g>
             ))}
-            {bars.filter((bar) => bar.step.id === selected && bar.b - bar.a < THIN + 1).map((bar) => (
-              <rect key="on" x={bar.a - 1} y={TOP + bar.lane * LANE - 1.5} width="4" height={HIGH + 3} rx="1.5" fill="var(--accent)" />
-            ))}
-            {drag && Math.abs(drag.to - drag.from) > 4 && (
-              <rect class="drag" x={Math.min(drag.from, drag.to)} y="0" width={Math.abs(drag.to - drag.from)} height={height + 3} />
-            )}
+            {thinOn && <rect x={thinOn.a - 1} y={TOP + thinOn.lane * LANE - 1.5} width="4" height={HIGH + 3} rx="1.5" fill="var(--accent)" />}
+            {drag && <rect class="drag" x={Math.min(drag.from, drag.to)} y="0" width={Math.abs(drag.to - drag.from)} height={height + 3} />}
           </svg>
-        )}
-        {over && !drag && shown && (
-          <div class="tip" style={{ left: `${Math.min(Math.max(0, x(shown.from)), Math.max(0, width - 260))}px`, top: `${height + 6}px` }}>
-            {nameOf(over)}{over.visit > 1 ? ` ×${over.visit}` : ""} · {duration(shown.till - shown.from)}
-          </div>
         )}
       </div>
       {view && <button type="button" class="btn small unzoom" onClick={() => setView(null)}>Whole run</button>}

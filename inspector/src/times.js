@@ -101,15 +101,8 @@ export function scale(all, width, view = null) {
     }
     return place(worked(all, all.from, Math.max(time, all.from)), before);
   };
-  x.back = (pixel) => {
-    let left = pixel;
-    for (const { x: at } of x.folds) {
-      if (pixel > at) left -= Math.min(fold, pixel - at);
-    }
-    return a + (left / free) * (b - a);
-  };
+  x.back = (pixel) => a + ((pixel - x.folds.reduce((all, { x: at }) => all + Math.max(0, Math.min(fold, pixel - at)), 0)) / free) * (b - a);
   x.folds = shown.map((mark, i) => ({ ...mark, x: place(mark.at, i), width: fold }));
   x.view = [a, b];
-  x.at = (work) => place(work, shown.filter((mark) => mark.at < work).length);
   return x;
 }

@@ -3,7 +3,7 @@
 import { isApproval } from "./asked.jsx";
 import { useEffect, useLayoutEffect, useMemo, useRef, useState } from "preact/hooks";
 import { amount, count, duration, plural, sum } from "./format.js";
-import { useKeys } from "./hooks.js";
+import { useKeys, watchSize } from "./hooks.js";
 import { hintOf, isBookkeeping, nameOf } from "./names.js";
 import { hue, Kind, Tag } from "./parts.jsx";
 import { useValues } from "./record.js";
@@ -11,6 +11,7 @@ import { useSearch } from "./search.js";
 import { isOwn, scale, span, times, worked } from "./times.js";
 
 const ROW = 30;
+const FIND = "Search steps, values and prompts";
 const OVER = 10; // rows above and below those in sight
 
 // What is shown: {step, depth, inner: whether it has rows inside, open}.
@@ -30,79 +31,56 @@ function rowsOf(record, open, all, found) {
   return rows;
 }
 
-// Approved or refused, and what a check refused: their values are asked for when the row is in sight.
-function verdictIds(record, step) {
-  if (step.asked?.answer?.value) return [step.asked.answer.value];
-  const into = step.kind === "check" && problemsOf(record, step);
-  return into ? [into] : [];
+// The id of what a person answered, or a check refused: its value is asked for when the row is in sight.
+function verdictOf(record, step) {
+  if (step.kind !== "check") return step.asked?.answer?.value ?? null;
+  return step.wrote[record.graph(record.path(step.id))?.checks?.[step.node]?.into ?? "problems"]?.value ?? null;
 }
 
-function problemsOf(record, step) {
-  const into = record.graph(record.path(step.id))?.checks?.[step.node]?.into ?? "problems";
-  return step.wrote[into]?.value ?? null;
+function Marks({ record, step, verdict, where }) {
+  const ok = isApproval(verdict);
+  const marks = [
+    !isOwn(record, step) && step.parent === null && ["shared", "", `done by ${record.run.origin.run}`],
+    where && [where, "", "where the search found it"],
+    step.failed.length > 0 && [plural(step.failed.length, "failed attempt"), "bad"],
+    step.status === "unreadable" && ["unreadable", "bad"],
+    step.failure && [step.failure.type, "bad"],
+    step.status === "waiting" && [step.asked ? "asks" : "waits", "wait"],
+    step.status === "running" && ["running", "live"],
+    step.status === "stopped" && ["stopped"],
+    step.asked?.answer && (ok === null ? ["answered", "ok"] : ok ? ["approved", "ok"] : ["refused", "bad"]),
+    step.kind === "check" && verdict?.length > 0 && ["refused the output", "wait"],
+    step.conflicts.length > 0 && [plural(step.conflicts.length, "conflict"), "wait"],
+  ];
+  return marks.filter(Boolean).map(([words, tone, title]) => <Tag key={words} tone={tone} title={title}>{words}</Tag>);
 }
 
-function Marks({ record, step, values, where }) {
-  const answer = step.asked?.answer && values.get(step.asked.answer.value);
-  const ok = answer === undefined ? null : isApproval(answer);
-  const problems = step.kind === "check" ? values.get(problemsOf(record, step)) : null;
-  return (
-    <>
-      {!isOwn(record, step) && step.parent === null && <Tag title={`done by ${record.run.origin.run}`}>shared</Tag>}
-      {where && <Tag title="where the search found it">{where}</Tag>}
-      {step.failed.length > 0 && <Tag tone="bad">{plural(step.failed.length, "failed attempt")}</Tag>}
-      {step.status === "unreadable" && <Tag tone="bad">unreadable</Tag>}
-      {step.failure && <Tag tone="bad">{step.failure.type}</Tag>}
-      {step.status === "waiting" && <Tag tone="wait">{step.asked ? "asks" : "waits"}</Tag>}
-      {step.status === "running" && <Tag tone="live">running</Tag>}
-      {step.status === "stopped" && <Tag>stopped</Tag>}
-      {step.asked?.answer && (ok === null ? <Tag tone="ok">answered</Tag> : <Tag tone={ok ? "ok" : "bad"}>{ok ? "approved" : "refused"}</Tag>)}
-      {Array.isArray(problems) && problems.length > 0 && <Tag tone="wait">refused the output</Tag>}
-      {step.conflicts.length > 0 && <Tag tone="wait">{plural(step.conflicts.length, "conflict")}</Tag>}
-    </>
-  );
-}
-
-function Row({ record, row, top, selected, onSelect, onToggle, x, all, values, where, now }) {
+function Row({ record, row, top, selected, onSelect, onToggle, x, all, verdict, where, now }) {
   const { step, depth, inner, open } = row;
   const total = record.sums(step.id);
   const when = span(record, step, now);
-  const [a, b] = when ? [x(when.from), x(when.till)] : [0, 0];
-  const book = isBookkeeping(record, step);
+  const bar = when && step.kind !== "start" && isOwn(record, step) && barOf(x, when);
   const [used, hint] = [sum(total.tokens), hintOf(step)];
   const spent = when && step.kind !== "start" && step.kind !== "edit" && (inner || step.status !== "waiting") ? duration(worked(all, when.from, when.till)) : "";
   return (
     <div
-      id={`row-${step.id}`}
-      role="treeitem"
-      aria-level={depth + 1}
-      aria-expanded={inner ? open : undefined}
-      aria-selected={selected}
-      class={["row", selected && "on", book && "dim", step.status === "running" && "runs"].filter(Boolean).join(" ")}
+      {...{ id: `row-${step.id}`, role: "treeitem", "aria-level": depth + 1, "aria-expanded": inner ? open : undefined, "aria-selected": selected }}
+      class={["row", selected && "on", isBookkeeping(record, step) && "dim", step.status === "running" && "runs"].filter(Boolean).join(" ")}
       style={{ transform: `translateY(${top}px)` }}
       onClick={() => onSelect(step.id)}
       onDblClick={() => inner && onToggle(step.id, !open)}
     >
       <div class="name">
         {Array.from({ length: Math.min(depth, 12) }, (_, i) => <span key={i} class="g" />)}
-        {inner ? (
-          <span
-            class={open ? "tw open" : "tw"}
-            aria-hidden="true"
-            onClick={(event) => {
-              event.stopPropagation();
-              onToggle(step.id, !open);
-            }}
-          />
-        ) : <span class="tw none" />}
+        <span class={inner ? (open ? "tw open" : "tw") : "tw none"} aria-hidden="true" onClick={(event) => inner && (event.stopPropagation(), onToggle(step.id, !open))} />
         <Kind kind={step.kind} />
         <span class="lbl">{nameOf(step)}</span>
         {step.visit > 1 && <span class="x">×{count(step.visit)}</span>}
         {hint && <span class="hint">{hint}</span>}
-        <Marks record={record} step={step} values={values} where={where} />
+        <Marks {...{ record, step, verdict, where }} />
       </div>
       <div class="barcell" aria-hidden="true">
-        {when && step.kind !== "start" && isOwn(record, step) && <i class="tbar" style={{ transform: `translateX(${Math.max(0, Math.min(a, x.width - 2))}px)`, width: `${Math.max(2, Math.min(b, x.width) - a)}px`, background: hue(step.kind) }} />}
+        {bar && <i class="tbar" style={{ ...bar, background: hue(step.kind) }} />}
       </div>
       <div class="r num">{used ? amount(used) : ""}</div>
       <div class="r num" key={`took ${spent}`}>{spent}</div>
@@ -111,6 +89,11 @@ function Row({ record, row, top, selected, onSelect, onToggle, x, all, values, w
 }
 
 const BARS = 150; // pixels of the bars in the rows
+
+function barOf(x, { from, till }) {
+  const left = Math.max(0, Math.min(x(from), BARS - 2));
+  return { transform: `translateX(${left}px)`, width: `${Math.max(2, Math.min(x(till), BARS) - left)}px` };
+}
 
 export function Tree({ record, selected, onSelect, onEnter, query, setQuery, now }) {
   const scroller = useRef(null);
@@ -137,16 +120,11 @@ export function Tree({ record, selected, onSelect, onEnter, query, setQuery, now
 
   const end = useRef(false);
   const seen = () => {
-    const el = scroller.current;
-    end.current = el.scrollTop > 0 && el.scrollTop + el.clientHeight >= el.scrollHeight - ROW;
-    setView((old) => (old.top === el.scrollTop && old.height === el.clientHeight ? old : { top: el.scrollTop, height: el.clientHeight }));
+    const { scrollTop: top, clientHeight: height, scrollHeight } = scroller.current;
+    end.current = top > 0 && top + height >= scrollHeight - ROW;
+    setView((old) => (old.top === top && old.height === height ? old : { top, height }));
   };
-  useLayoutEffect(() => {
-    seen();
-    const watcher = new ResizeObserver(seen);
-    watcher.observe(scroller.current);
-    return () => watcher.disconnect();
-  }, []);
+  useLayoutEffect(() => watchSize(scroller.current, seen), []);
   // What is selected comes into sight: once, and when a phone comes back from it to the tree, which was not shown.
   const [placed, last] = [useRef(null), useRef(null)];
   last.current = selected ?? last.current;
@@ -165,47 +143,32 @@ export function Tree({ record, selected, onSelect, onEnter, query, setQuery, now
   }, [rows.length]);
 
   const toggle = (id, open) => setToggled((old) => new Map(old).set(id, open));
-  const move = (to) => rows.length && onSelect(rows[Math.max(0, Math.min(rows.length - 1, to))].step.id);
-  const pressed = (event) => {
-    if (event.ctrlKey || event.metaKey || event.altKey) return;
-    const row = rows[index];
-    const page = Math.max(1, Math.floor(view.height / ROW) - 1);
-    const moves = { ArrowDown: 1, j: 1, ArrowUp: -1, k: -1, PageDown: page, PageUp: -page };
-    if (event.key in moves) move(index < 0 ? 0 : index + moves[event.key]);
-    else if (event.key === "Home") move(0);
-    else if (event.key === "End") move(rows.length - 1);
-    else if (event.key === "ArrowRight" && row?.inner) row.open ? move(index + 1) : toggle(row.step.id, true);
-    else if (event.key === "ArrowLeft" && row) {
-      if (row.open && !found) toggle(row.step.id, false);
-      else if (row.step.parent !== null) onSelect(row.step.parent);
-    } else if (event.key === "Enter" || event.key === " ") onEnter();
-    else return;
-    event.preventDefault();
-  };
-  const latest = useRef(pressed);
-  latest.current = pressed;
-  // Arrows and letters move wherever the focus is, but not under what uses these keys itself.
-  const moved = (event, typing) => {
-    const inside = event.target.closest?.("[role=tree], [role=tablist], [role=separator], .pane, dialog, summary");
-    return inside || typing ? false : latest.current(event);
-  };
+  const move = (to) => void (rows.length && onSelect(rows[Math.max(0, Math.min(rows.length - 1, to))].step.id));
+  // Keys move wherever the focus is, but not under what uses these keys itself.
+  const key = (act) => (event) => (event.target.closest?.("[role=tablist], [role=separator], .pane, dialog, summary") ? false : act());
+  const inTree = (act) => (event) => (event.target === scroller.current ? act() : false);
+  const row = rows[index];
+  const page = Math.max(1, Math.floor(view.height / ROW) - 1);
+  const [up, down] = [key(() => move(index - 1)), key(() => move(index + 1))];
   useKeys({
-    "/": (event, typing) => (typing ? false : field.current.focus()),
-    ArrowDown: moved, ArrowUp: moved, ArrowLeft: moved, ArrowRight: moved, Home: moved, End: moved, j: moved, k: moved,
-    Escape: (event, typing) => {
+    "/": () => field.current.focus(),
+    ArrowDown: down, j: down, ArrowUp: up, k: up,
+    Home: key(() => move(0)), End: key(() => move(rows.length - 1)), PageDown: inTree(() => move(index + page)), PageUp: inTree(() => move(index - page)),
+    Enter: inTree(onEnter), " ": inTree(onEnter),
+    ArrowRight: key(() => row?.inner && (row.open ? move(index + 1) : toggle(row.step.id, true))),
+    ArrowLeft: key(() => row && (row.open && !found ? toggle(row.step.id, false) : row.step.parent !== null && onSelect(row.step.parent))),
+    Escape: (event) => {
       if (event.target !== field.current) return false;
-      if (query) setQuery("");
-      else scroller.current.focus();
-      return undefined;
+      return query ? setQuery("") : scroller.current.focus();
     },
   });
 
   const from = Math.max(0, Math.floor(view.top / ROW) - OVER);
   const to = Math.min(rows.length, Math.ceil((view.top + view.height) / ROW) + OVER);
   const inSight = rows.slice(from, to);
-  const values = useValues(record, inSight.flatMap(({ step }) => verdictIds(record, step)));
+  const values = useValues(record, inSight.map(({ step }) => verdictOf(record, step)).filter(Boolean));
   const all = times(record, now);
-  const x = useMemo(() => Object.assign(scale(all, BARS), { width: BARS }), [all]);
+  const x = useMemo(() => scale(all, BARS), [all]);
   useEffect(() => {
     if (found && found.done && found.hits.size && !found.hits.has(selected)) onSelect(found.first);
   }, [found?.done, query]);
@@ -213,50 +176,24 @@ export function Tree({ record, selected, onSelect, onEnter, query, setQuery, now
     <section class="left" aria-label="Steps">
       <div class="tools">
         <input
-          ref={field}
-          type="search"
-          class="find"
-          value={query}
-          placeholder="Search steps, values and prompts"
-          aria-label="Search steps, values and prompts"
+          {...{ ref: field, type: "search", class: "find", value: query, placeholder: FIND, "aria-label": FIND }}
           onInput={(event) => setQuery(event.target.value)}
-          onKeyDown={(event) => {
-            if (event.key !== "ArrowDown" && event.key !== "Enter") return;
-            event.preventDefault();
-            scroller.current.focus();
-          }}
+          onKeyDown={(event) => (event.key === "ArrowDown" || event.key === "Enter") && (event.preventDefault(), scroller.current.focus())}
         />
         {found && <span class="soft num found">{found.done ? plural(found.hits.size, "step") : `${amount(found.read)} of ${amount(found.total)} values`}</span>}
-        <label class="check">
-          <input type="checkbox" checked={books} onChange={(event) => setBooks(event.target.checked)} /> bookkeeping
-        </label>
+        <label class="check"><input type="checkbox" checked={books} onChange={(event) => setBooks(event.target.checked)} /> bookkeeping</label>
       </div>
       <div
-        ref={scroller}
-        class="tree"
-        role="tree"
-        aria-label="Steps of the run"
-        tabIndex={0}
+        {...{ ref: scroller, class: "tree", role: "tree", "aria-label": "Steps of the run", tabIndex: 0, "aria-busy": !record.complete, onScroll: seen }}
         aria-activedescendant={index >= from && index < to ? `row-${selected}` : undefined}
-        aria-busy={!record.complete}
-        onScroll={seen}
-        onKeyDown={pressed}
       >
         <div class="space" role="none" style={{ height: `${rows.length * ROW}px` }}>
           {inSight.map((row, i) => (
             <Row
-              key={row.step.id}
-              record={record}
-              row={row}
-              top={(from + i) * ROW}
-              selected={row.step.id === selected}
-              onSelect={onSelect}
-              onToggle={toggle}
-              x={x}
-              all={all}
-              values={values}
+              key={row.step.id} {...{ record, row, onSelect, onToggle: toggle, x, all, top: (from + i) * ROW, selected: row.step.id === selected }}
+              verdict={values.get(verdictOf(record, row.step))}
               where={found?.hits.get(row.step.id)}
-              now={row.step.status === "running" || record.sums(row.step.id).running ? now : 0}
+              now={record.sums(row.step.id).running ? now : 0}
             />
           ))}
         </div>

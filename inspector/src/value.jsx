@@ -67,7 +67,6 @@ export function Scalar({ of }) {
 
 const isScalar = (value) => value === null || typeof value !== "object" || isRaw(value);
 
-// A value in one line, cut after some characters.
 export function gist(value, most = INLINE) {
   const text = typeof value === "string" ? value : isScalar(value) ? (value === null ? "None" : isRaw(value) ? value.rawJSON : String(value)) : lineOf(value, most);
   if (!text) return "empty text";
@@ -77,15 +76,9 @@ export function gist(value, most = INLINE) {
 
 function lineOf(value, most) {
   const list = Array.isArray(value);
-  const parts = [];
-  let size = 2;
-  for (const [key, item] of list ? value.entries() : Object.entries(value)) {
-    const text = `${list ? "" : `${key}: `}${isScalar(item) ? gist(item, most) : Array.isArray(item) ? `[${item.length}]` : "{…}"}`;
-    parts.push(text);
-    size += text.length + 2;
-    if (size > most) break;
-  }
-  return list ? `[${parts.join(", ")}]` : `{${parts.join(", ")}}`;
+  const part = ([key, item]) => `${list ? "" : `${key}: `}${isScalar(item) ? gist(item, most) : Array.isArray(item) ? `[${item.length}]` : "{…}"}`;
+  const text = Object.entries(value).slice(0, most).map(part).join(", ");
+  return list ? `[${text}]` : `{${text}}`;
 }
 
 // Numbers and short texts in one line: most lists are.
@@ -131,14 +124,11 @@ export function Copy({ of }) {
   };
   return (
     <button type="button" class="copy" aria-label={done ? "Copied" : "Copy"} title="Copy" onClick={copy}>
-      <svg viewBox="0 0 12 12" aria-hidden="true">
-        <path d={done ? "M2 6.5 5 9.5 10.5 3" : "M4 4h6.5v6.5H4zM1.5 8V1.5H8"} fill="none" stroke="currentColor" stroke-width="1.2" />
-      </svg>
+      <svg viewBox="0 0 12 12" aria-hidden="true"><path d={done ? "M2 6.5 5 9.5 10.5 3" : "M4 4h6.5v6.5H4zM1.5 8V1.5H8"} fill="none" stroke="currentColor" stroke-width="1.2" /></svg>
     </button>
   );
 }
 
-// Any JSON value. `plain` has no button to copy it.
 export function Value({ of, plain }) {
   if (of === undefined) return <span class="soft" aria-busy="true">…</span>;
   const copies = !plain && (!isScalar(of) || (typeof of === "string" && of.length > 60));
@@ -150,7 +140,6 @@ export function Value({ of, plain }) {
   );
 }
 
-// A value of the record by its id; null for none.
 export function ValueOf({ record, vid, plain }) {
   const values = useValues(record, vid == null ? [] : [vid]);
   return vid == null ? <span class="soft">–</span> : <Value of={values.get(vid)} plain={plain} />;

@@ -167,6 +167,8 @@ def test_pages_of_the_three_stores_are_equal(tmp_path: Path, postgres: str) -> N
         assert [info.to_dict() for info in Archive(store).runs()] == [
             info.to_dict() for info in Archive(stores[0]).runs()
         ]
+        with pytest.raises(ThreadError, match=r"no run 'a\\x00'"):
+            there.record("a\0")
         store.close()
     assert pages == [pages[0]] * 3
     assert any(pages[0])
@@ -221,8 +223,8 @@ def test_a_cancellation_while_the_store_is_read_ends_follow() -> None:
         asyncio.run(asyncio.wait_for(follow(), 20))
 
 
-def test_a_commit_that_is_not_there_is_an_error() -> None:
-    store = Memory()
+def test_a_commit_that_is_not_there_is_an_error(tmp_path: Path) -> None:
+    store = SQLite(tmp_path / "runs.db")
     counter(store).thread("t").run({"n": 1}).raise_error()
     there = Archive(store).thread("t")
     reads: list[Callable[[Any], Any]] = [
@@ -231,13 +233,14 @@ def test_a_commit_that_is_not_there_is_an_error() -> None:
         lambda at: there.blame("n", at),
     ]
     for read in reads:
-        for missing in (7, "t.1/trunk:9", "x"):
+        for missing in (7, 10**30, "t.1/trunk:9", "x", "\ud800"):
             with pytest.raises(LookupError):
                 read(missing)
     reads = [there.info, there.record, there.graph, there.failures, lambda run: there.history(run=run)]
     for read in reads:
-        with pytest.raises(ThreadError, match=r"no run 'x'; the last ones: t\.1"):
-            read("x")
+        for run in ("x", "a\0", "\ud800", 10**30, []):
+            with pytest.raises(ThreadError, match=r"no run .*; the last ones: t\.1"):
+                read(run)
     with pytest.raises(LookupError, match=r"no commit up to 'x' has written|no commit has the id"):
         there.blame("m", at="x")
 

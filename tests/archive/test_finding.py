@@ -144,6 +144,14 @@ def test_a_page_reads_a_bounded_number_of_commits() -> None:
     assert (len(archive.runs(contains="1", status="failed")), len(archive.runs(contains="")), store.read) == (0, 1, [])
 
 
+def test_a_short_run_has_taken_no_time_or_more() -> None:
+    store = Memory()
+    program = Graph().add_node("a", lambda n: {"n": 1}, writes=["n"]).add_path(START, "a", END).compile(store=store)
+    for number in range(40):
+        program.thread(f"t{number}").run({"n": 0})
+    assert len(Archive(store).runs(min_seconds=0)) == 40
+
+
 @pytest.mark.parametrize("method", ["runs", "threads"])
 def test_filters_that_can_be_none_are_refused(method: str) -> None:
     listing = getattr(Archive(Memory()), method)
@@ -152,6 +160,7 @@ def test_filters_that_can_be_none_are_refused(method: str) -> None:
         *[(name, float("nan"), ValueError) for name in ("min_cost", "min_seconds")],
         *[(name, 3, TypeError) for name in ("contains", "node", "model")],
         *[(name, "cheap", TypeError) for name in ("min_cost", "min_seconds")],
+        *[("after", f"1,{place}", ValueError) for place in ("", "x\0,t", "\ud800,t", "x,\ud800")],
     ):
         with pytest.raises(error, match=f"{option}="):
             listing(**{option: value})

@@ -245,7 +245,8 @@ def test_a_name_that_is_mistyped_makes_no_thread(setting: Setting) -> None:
     bodies: dict[str, dict[str, Any]] = {"answer": {"answers": {}}, "resume": {}, "stop": {}}
     bodies |= {"rerun": {"at": 0}, "copy": {"to": "u"}}
     for name, body in bodies.items():
-        assert post(setting.app, name, thread="missing", **body).status_code == 404
+        for thread in ("missing", "\ud800"):
+            assert post(setting.app, name, thread=thread, **body).status_code == 404
     assert setting.program.threads() == []
 
 

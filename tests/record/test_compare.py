@@ -52,8 +52,10 @@ def asked(word: str, answer: bool, by: str = "") -> Record:
     return thread.record()
 
 
-def prompted(topic: str, says: str, level: Any = "full", instructions: str = "") -> Record:
-    graph = Graph().add_node("say", dspy.Predict(dspy.Signature("topic, tone -> text", instructions or "Say it.")))
+def prompted(topic: str, says: str, level: Any = "full", instructions: str = "", demo: str = "") -> Record:
+    predictor = dspy.Predict(dspy.Signature("topic, tone -> text", instructions or "Say it."))
+    predictor.demos = [dspy.Example(topic="sea", tone="wet", text=demo)] if demo else []
+    graph = Graph().add_node("say", predictor)
     thread = graph.add_path(START, "say", END).compile(store=":memory:", record_lm_calls=level).thread("t")
     with ScriptedLM(lambda prompt: {"text": says}):
         thread.run({"topic": topic, "tone": "dry"})
@@ -129,6 +131,8 @@ CASES: dict[str, tuple[Callable[[], tuple[Record, Record]], list[str]]] = {
         lambda: (prompted("a", "x"), prompted("a", "x", instructions="Sing.")),
         ["~say prompt: instructions"],
     ),
+    "a demo": (lambda: (prompted("a", "x", demo="1"), prompted("a", "x", demo="2")), ["~say prompt"]),
+    "no demo": (lambda: (prompted("a", "x", demo="1"), prompted("a", "x")), ["~say prompt"]),
     "what it says": (lambda: (prompted("a", "x"), prompted("a", "y")), ["~say text"]),
     "no prompts": (lambda: (prompted("a", "x", "usage"), prompted("b", "x")), ["~START topic"]),
     "calls that wait": (lambda: (waiting("tea"), waiting("rum")), ["~.react says", "~.pay args question"]),
@@ -153,6 +157,12 @@ def test_the_text_shows_figures_and_folds_equal_steps() -> None:
     assert text[3].split()[0] == "seconds"
     assert text[-3:-1] == ["= 2 equal steps: START, a", "+ update: n  (0 µs)"]
     assert text[-1].startswith("~ b: m  (")
+
+
+def test_what_is_no_record_is_refused() -> None:
+    thread: Any = failing(0)
+    with pytest.raises(TypeError, match=r"no record to compare with: .*run\.record\(\)"):
+        thread.compare(failing)
 
 
 def test_what_items_wait_for_at_the_same_time_counts_once() -> None:
