@@ -25,21 +25,17 @@ NOT_YET: dict[str, str] = {
         "OfGraph check_name class_of compiled is_value_class node_options own_call shown_type signature_of "
         "signature_of_module"
     ),
-    "archive.archive": "CheckedStore HistoryReader Opaque check_thread_name due_threads json",
+    "archive.archive": ("CheckedStore HistoryReader Opaque check_thread_name due_threads is_encrypted json waiting_at"),
     "archive.archived_thread": (
         "Bounds FollowedRecords HistoryReader ReadsHistory ThreadReader cancellation_count drawn_graph "
-        "failures_of_run first_version is_alive run_in_thread run_of unread_of"
+        "failures_of_run first_version is_alive recover_state run_in_thread run_of unread_of"
     ),
-    "archive.opening": "CheckedStore",
-    "archive.run_info": (
-        "EndRow HistoryReader OpenRow RowKind current_status encode failures_of_run read_run sum_usage waiting_at"
-    ),
+    "archive.run_info": "EndRow HistoryReader current_status encode failures_of_run read_run sum_usage waiting_at",
     "cli.programs": "decode_update encode",
     "cli.step_facts": "changed encode_update json",
     "cli.store_access": "CheckedStore SQLITE UnreadablePatch encode_update export is_encrypted load",
     "display": "lazy_names",
     "display.graph_svg": "Edge Rounds",
-    "display.page_file": "RecordWriter",
     "display.progress": "at_fork watching",
     "display.report": "ROLES",
     "display.stats": "sum_usage",

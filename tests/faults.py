@@ -440,8 +440,8 @@ FAULTS: tuple[Fault, ...] = (
     Fault(
         name="page_skips_a_run",
         file="dspyer/archive/archive.py",
-        old="cursor_of(found[-2][0])",
-        new="cursor_of(found[-1][0])",
+        old="found[-2][0].text",
+        new="found[-1][0].text",
         loss="one run is lost between two pages of archive.runs()",
         tests=("tests/archive/test_archive.py", "tests/archive"),
     ),

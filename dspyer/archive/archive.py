@@ -2,29 +2,31 @@
 
 from __future__ import annotations
 
+import logging
 import os
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from datetime import datetime
+from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, Literal, Self
 
 from dspyer.archive.archived_thread import ArchivedThread
-from dspyer.archive.finding import RunFilters, as_seconds, check_limit, check_name, cursor_of
-from dspyer.archive.opening import open_for_reading
+from dspyer.archive.finding import RunFilters, as_seconds
 from dspyer.archive.run_info import Page, RunInfo, Waiting, run_info
 from dspyer.errors import StoreError, ThreadError, names_options, suggestion
 from dspyer.extend import Schema
 from dspyer.log.journal import CheckedStore
-from dspyer.log.reader import HistoryReader, check_thread_name
-from dspyer.log.time_travel import due_threads
-from dspyer.record import Overview, Record, examples_of
-from dspyer.stores import Store
-from dspyer.stores.base import ListedRun, RunPlace, RunQuery
+from dspyer.log.reader import HistoryReader, check_thread_name, is_encrypted
+from dspyer.log.time_travel import due_threads, waiting_at
+from dspyer.record import Overview, Record, StepExamples, examples_of
+from dspyer.stores import Store, open_store
+from dspyer.stores.base import ListedRun, Point, RunPlace, RunQuery
 from dspyer.values import json as encoding
 from dspyer.values.freezing import Opaque
 
 if TYPE_CHECKING:
     import dspy
+
+logger = logging.getLogger("dspyer")
 
 MOST_COMMITS = 10_000
 """Rows of which the records are made that are read for one page of a list; each commit has one."""
@@ -57,17 +59,27 @@ class Archive:
         ImportError: it needs an extra that is not installed.
 
     Example:
+        >>> import dspy
         >>> from dspyer import END, START, Graph
         >>> from dspyer.stores import Memory
+        >>> from dspyer.testing import ScriptedLM
         >>> store = Memory()
-        >>> graph = Graph().add_node("half", lambda n: {"h": 1 / n},
-        ...     writes=["h"]).add_path(START, "half", END)
-        >>> run = graph.compile(store=store).thread("t-42").run({"n": 0})
-        >>> with Archive(store) as archive:
-        ...     for info in archive.runs(status="failed"):
-        ...         print(info.thread, info.steps, info.failure)
-        t-42 1 half (execution t-42.1/trunk:1, attempt 1): ZeroDivisionError:
-        division by zero
+        >>> graph = Graph().add_node("judge", dspy.Predict("text -> label"))
+        >>> _ = graph.add_interrupt("ok", question="Send it?", answer=bool,
+        ...     into="sent").add_path(START, "judge", "ok", END)
+        >>> t = graph.compile(store=store).thread("t-42")
+        >>> with ScriptedLM([{"label": "spam"}]):
+        ...     run = t.run({"text": "Win!"})
+        >>> archive = Archive(store)
+        >>> [(info.thread, info.status) for info in archive.runs(contains="win")]
+        [('t-42', 'interrupted')]
+        >>> [one.question.text for one in archive.questions()], archive.due()
+        (['Send it?'], [])
+        >>> (archive.overview().runs,
+        ...     [one.label for one in archive.examples("judge")])
+        (1, ['spam'])
+        >>> [step.node for step in archive.thread("t-42").record().steps]
+        ['START', 'judge', 'ok']
     """
 
     def __init__(
@@ -78,7 +90,15 @@ class Archive:
         redact: Callable[[tuple[Any, ...], Any], Any] | str | Iterable[Any] | Literal[False] | None = None,
     ) -> None:
         self._given = isinstance(store, Store)
-        self._store = open_for_reading(store, key)
+        if not self._given and os.fspath(store) == ":memory:":  # type: ignore[arg-type]
+            raise StoreError(
+                "':memory:' is a new store, which has no runs: give the address of a file or a database, or the store"
+            )
+        self._store = open_store(store, read_only=True)
+        if key is not None or is_encrypted(CheckedStore(self._store)):
+            from dspyer.stores.encrypted import Encrypted  # only here: it needs a package that may be missing
+
+            self._store = self._store if isinstance(self._store, Encrypted) else Encrypted(self._store, key)
         # Without a program there is no schema: what the graph of a run has declared is in its stored fingerprint.
         decode = encoding.decoder((), Opaque.of)
         self._reader = HistoryReader(CheckedStore(self._store), Schema.of(None), decode, redact=redact)
@@ -128,25 +148,14 @@ class Archive:
                 none is left out.
             limit: the most runs of the page.
 
-        Returns:
-            A page: a sequence with `next`.
-
         Raises:
             ValueError: if there is no such status, a number is negative, or `after` is not from a page.
             TypeError: if a name is no text, or a time no datetime.
 
         Example:
-            >>> from dspyer import END, START, Graph
             >>> from dspyer.stores import Memory
-            >>> store = Memory()
-            >>> graph = Graph().add_node("add", lambda n: {"n": n + 1},
-            ...     writes=["n"]).add_path(START, "add", END)
-            >>> runs = [graph.compile(store=store).thread(name).run({"n": 41})
-            ...     for name in ("a", "b")]
-            >>> page = Archive(store).runs(contains="42", limit=1)
-            >>> (page[0].thread, [info.thread for info in Archive(store).runs(
-            ...     after=page.next)])
-            ('b', ['a'])
+            >>> Archive(Memory()).runs(contains="refund", min_cost=0.01)
+            Page([], next=None)
         """
         where = RunFilters(status, graph, thread, since, until, contains, node, model, min_cost, min_seconds)
         return self._page(where._replace(after=after, limit=limit), last=False)
@@ -158,16 +167,9 @@ class Archive:
             **filters: those of `runs`, which concern the last run of a thread.
 
         Example:
-            >>> from dspyer import END, START, Graph
             >>> from dspyer.stores import Memory
-            >>> store = Memory()
-            >>> graph = Graph().add_node("add", lambda n: {"n": n + 1},
-            ...     writes=["n"]).add_path(START, "add", END)
-            >>> t = graph.compile(store=store).thread("a")
-            >>> _ = t.run({"n": 1}), t.run({"n": 2})
-            >>> (len(Archive(store).runs()), [(info.thread, info.status)
-            ...     for info in Archive(store).threads()])
-            (2, [('a', 'completed')])
+            >>> Archive(Memory()).threads(status="crashed")
+            Page([], next=None)
         """
         return self._page(RunFilters.of("threads", filters), last=True)
 
@@ -183,55 +185,32 @@ class Archive:
             limit: the most names; None for all.
             graph: only runs of the graph of this name.
 
-        Raises:
-            ValueError: if `limit` is less than 1.
-            TypeError: if `at` is no datetime, or `graph` no name.
-
         Example:
-            >>> from datetime import timedelta
-            >>> from dspyer import END, START, Graph
             >>> from dspyer.stores import Memory
-            >>> store = Memory()
-            >>> graph = Graph().add_interrupt("cool_down", question="Waits an hour.",
-            ...     answer=None, expires=3600)
-            >>> run = graph.add_path(START, "cool_down", END).compile(
-            ...     store=store).thread("t-42").run({})
-            >>> (Archive(store).due(), Archive(store).due(at=datetime.now()
-            ...     + timedelta(hours=2)))
-            ([], ['t-42'])
+            >>> Archive(Memory()).due()
+            []
         """
-        check_limit(1 if limit is None else limit)
-        check_name("graph", graph)
+        RunFilters(graph=graph, limit=1 if limit is None else limit).query(last=True)  # raises for what is none
         return due_threads(self._reader.store, graph, as_seconds("at", at))[:limit]
 
     def overview(
         self, *, since: datetime | None = None, until: datetime | None = None, graph: str | None = None
     ) -> Overview:
-        """Sum up runs: how many have failed and why, how long they took, tokens and cost.
+        """Sum up the newest 20,000 runs: how many have failed and why, how long they took, tokens and cost.
 
-        It reads the headers of runs and how they have ended, and no values.
+        It reads the headers of runs and how they have ended, and no values. Printed, it is a table.
 
         Args:
             since: only runs started then or later; a time without a time zone is local time.
             until: only those started before.
             graph: only those of the graph of this name.
 
-        Returns:
-            The figures of the newest 20,000 of these runs; printed, a table.
-
         Example:
-            >>> from dspyer import END, START, Graph
             >>> from dspyer.stores import Memory
-            >>> store = Memory()
-            >>> graph = Graph().add_node("add", lambda n: {"n": n + 1},
-            ...     writes=["n"]).add_path(START, "add", END)
-            >>> run = graph.compile(store=store).thread("t-42").run({"n": 1})
-            >>> found = Archive(store).overview()
-            >>> found.runs, found.failed, found.cost
-            (1, 0, 0.0)
+            >>> Archive(Memory()).overview().runs
+            0
         """
-        query = RunFilters(graph=graph, since=since, until=until).query(last=False)
-        return Overview.of(self._reader, query)
+        return Overview.of(self._reader, RunFilters(graph=graph, since=since, until=until).query(last=False))
 
     def questions(self) -> list[Waiting]:
         """All that waits for an answer, the longest first: the open questions of the last runs of threads.
@@ -239,19 +218,21 @@ class Archive:
         Copies without a run of their own are left out.
 
         Example:
-            >>> from dspyer import END, START, Graph
             >>> from dspyer.stores import Memory
-            >>> store = Memory()
-            >>> graph = Graph().add_interrupt("ok", question="Send it?", answer=bool,
-            ...     into="sent").add_path(START, "ok", END)
-            >>> run = graph.compile(store=store).thread("t-42").run({})
-            >>> [(one.thread, one.question.text)
-            ...     for one in Archive(store).questions()]
-            [('t-42', 'Send it?')]
+            >>> Archive(Memory()).questions()
+            []
         """
         filters = RunFilters(status="interrupted")
-        waits = [one for one in self._listed(filters.query(last=True), filters) if one.run.thread == one.thread.name]
-        found = [question for listed in waits for question in Waiting.of(self._reader, listed)]
+        found: list[Waiting] = []
+        for listed in self._listed(filters.query(last=True), filters):
+            thread, run = listed.thread.name, listed.run
+            if run.thread == thread:
+                try:
+                    for question, at in waiting_at(self._reader, Point(run.id, listed.last)):
+                        since = datetime.fromtimestamp(listed.started if at is None else at, UTC)
+                        found.append(Waiting(thread, run.id, question, since))
+                except StoreError as error:  # lists show it as it is
+                    logger.warning("the questions of thread %r are left out: %s", thread, error)
         return sorted(found, key=lambda one: one.since)
 
     def examples(self, node: str, **filters: Any) -> list[dspy.Example]:
@@ -268,46 +249,11 @@ class Archive:
             LookupError: if no run has such a node; it lists those that they have.
 
         Example:
-            >>> import dspy
-            >>> from dspyer import END, START, Graph
             >>> from dspyer.stores import Memory
-            >>> from dspyer.testing import ScriptedLM
-            >>> store = Memory()
-            >>> program = Graph().add_node("judge", dspy.Predict("text -> label")
-            ...     ).add_path(START, "judge", END).compile(store=store)
-            >>> with ScriptedLM([{"label": "spam"}]):
-            ...     run = program.thread("t-42").run({"text": "Win!"})
-            >>> [(one.text, one.label)
-            ...     for one in Archive(store).examples("judge", status="completed")]
-            [('Win!', 'spam')]
+            >>> Archive(Memory()).examples("plan", status="completed")
+            []
         """
-        return examples_of(self.records(**filters), node).as_dspy(node)
-
-    def records(self, **filters: Any) -> Iterator[Record]:
-        """Yield the record of each run, newest first: all of them are read, one at a time.
-
-        Args:
-            **filters: those of `runs`; without `limit` all runs count.
-
-        Example:
-            >>> from dspyer import END, START, Graph
-            >>> from dspyer.stores import Memory
-            >>> store = Memory()
-            >>> graph = Graph().add_node("add", lambda n: {"n": n + 1},
-            ...     writes=["n"]).add_path(START, "add", END)
-            >>> run = graph.compile(store=store).thread("t-42").run({"n": 1})
-            >>> [len(record.steps) for record in Archive(store).records()]
-            [2]
-        """
-        chosen = RunFilters.of("records", filters)
-        while True:
-            page = self._page(chosen, last=False)
-            for info in page:
-                with suppress(ThreadError):  # it was deleted since
-                    yield ArchivedThread(self._reader, info.thread).record(info.run_id)
-            if page.next is None or "limit" in filters:
-                return
-            chosen = chosen._replace(after=page.next)
+        return self._examples(node, filters).as_dspy(node)
 
     def thread(self, name: str) -> ArchivedThread:
         """The history of a thread.
@@ -325,8 +271,10 @@ class Archive:
             >>> graph = Graph().add_node("add", lambda n: {"n": n + 1},
             ...     writes=["n"]).add_path(START, "add", END)
             >>> run = graph.compile(store=store).thread("t-42").run({"n": 1})
-            >>> [commit.node for commit in Archive(store).thread("t-42").history()]
-            ['START', 'add']
+            >>> thread = Archive(store).thread("t-42")
+            >>> (thread.info().status, thread.at(1)["n"], thread.diff(0, 1),
+            ...     thread.blame("n").node, thread.failures())
+            ('completed', 2, {'n': 2}, 'add', ())
         """
         check_thread_name(name)
         store = self._reader.store
@@ -354,6 +302,26 @@ class Archive:
     def __repr__(self) -> str:
         return f"<archive {self.address!r}>"
 
+    def _examples(self, node: str, filters: Mapping[str, Any]) -> StepExamples:
+        """The examples of a node, each with the step that it is of."""
+
+        def records() -> Iterator[Record]:
+            chosen = RunFilters.of("examples", filters)
+            while True:
+                page = self._page(chosen, last=False)
+                yield from self._records(page)
+                if page.next is None or "limit" in filters:
+                    return
+                chosen = chosen._replace(after=page.next)
+
+        return examples_of(records(), node)
+
+    def _records(self, infos: Iterable[RunInfo]) -> Iterator[Record]:
+        """Yield the records of some runs, one at a time."""
+        for info in infos:
+            with suppress(ThreadError):  # it was deleted since
+                yield ArchivedThread(self._reader, info.thread).record(info.run_id)
+
     def _page(self, filters: RunFilters, *, last: bool) -> Page[RunInfo]:
         query, read = filters.query(last=last), 0
         found: list[tuple[RunPlace, RunInfo]] = []
@@ -363,7 +331,7 @@ class Archive:
             fits = filters.allow(info)
             if fits and filters.look_inside(info):
                 if place is not None and read and read + listed.last > MOST_COMMITS:
-                    return Page([info for _, info in found], cursor_of(place))
+                    return Page([info for _, info in found], place.text)
                 record = None
                 with suppress(ThreadError, StoreError):  # deleted since, or not readable: the entry is there
                     record = ArchivedThread(self._reader, listed.thread.name)._records.record(listed)
@@ -373,7 +341,7 @@ class Archive:
             if fits:
                 found.append((place, info))
             if len(found) > query.limit:  # one more than the page has: there is a next one
-                return Page([info for _, info in found[:-1]], cursor_of(found[-2][0]))
+                return Page([info for _, info in found[:-1]], found[-2][0].text)
         return Page([info for _, info in found])
 
     def _listed(self, query: RunQuery, filters: RunFilters) -> Iterator[ListedRun]:

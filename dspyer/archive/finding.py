@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator, Mapping
 from datetime import UTC, datetime
-from itertools import chain
 from typing import Any, NamedTuple
 
 from dspyer.archive.run_info import RunInfo
@@ -18,11 +18,11 @@ ENDED = ("completed", "failed", "interrupted", "stopped")
 OPEN = ("running", "crashed")
 """The status of a run that has written no end."""
 
-SAID = ("node", "reason", "call", "lm", "failed", "failure", "asked", "messages")
+SAID = ("node", "reason", "lm", "failed", "failure", "asked", "messages")
 """What the JSON form of a step has of texts that are no values."""
 
-IDS = ("more", "id", "execution")
-"""What they have beside what was said."""
+IDS = ("more", "id", "execution", "messages", "response", "value")
+"""What these have beside what was said: names of steps and of values."""
 
 
 class RunFilters(NamedTuple):
@@ -50,32 +50,37 @@ class RunFilters(NamedTuple):
         return cls(**given)
 
     def query(self, *, last: bool) -> RunQuery:
-        """The question to the store; `last` for the last run of each thread alone.
-
-        Raises:
-            ValueError: a filter can be no number, no status or no cursor.
-            TypeError: a filter is of another type.
-        """
-        known = (*ENDED, *OPEN)
-        if self.status is not None and self.status not in known:
-            raise ValueError(
-                f"no status {self.status!r}.{suggestion(self.status, known)} It is one of {list_names(known)}"
-            )
+        """The question to the store; `last` for the last run of each thread alone. Raises for what is no filter."""
         for name in ("graph", "thread", "contains", "node", "model"):
-            check_name(name, getattr(self, name))
+            if not isinstance(given := getattr(self, name), str | None):
+                raise TypeError(f"{name}={given!r}: give a {'text' if name == 'contains' else 'name'}")
         for name, least in {"min_cost": self.min_cost, "min_seconds": self.min_seconds}.items():
             if not isinstance(least, int | float | None):
                 raise TypeError(f"{name}={least!r}: give a number")
             if least is not None and not least >= 0:
                 raise ValueError(f"{name}={least!r}: give a number that is 0 or more")
-        check_limit(self.limit)
+        if isinstance(self.limit, bool) or int(self.limit) != self.limit or self.limit < 1:
+            raise ValueError(f"limit={self.limit!r}: give a whole number, 1 or more")
+        known = (*ENDED, *OPEN)
+        if self.status is not None and self.status not in known:
+            raise ValueError(
+                f"no status {self.status!r}.{suggestion(self.status, known)} It is one of {list_names(known)}"
+            )
         # A store knows how runs have ended, and not whether the owner of one without an end is alive: it has one status
         # for those that run and those that have crashed.
         statuses = None if self.status is None else frozenset([self.status if self.status in ENDED else ""])
         times = as_seconds("since", self.since), as_seconds("until", self.until)
         # No store holds more runs than an index of SQLite or PostgreSQL can count.
         limit = min(self.limit, 2**31)
-        return RunQuery(self.thread, self.graph, statuses, *times, place_of(self.after), limit, last)
+        return RunQuery(
+            self.thread,
+            self.graph,
+            statuses,
+            *times,
+            None if self.after is None else RunPlace.of(self.after),
+            limit,
+            last,
+        )
 
     @property
     def chosen_by_store(self) -> bool:
@@ -105,12 +110,10 @@ class RunFilters(NamedTuple):
 
     def fit(self, info: RunInfo, record: Record | None) -> bool:
         """Return whether a run fits by its entry and its record; None for one that cannot be read."""
-        failure = [] if info.failure is None else [info.failure.type, info.failure.message]
-        texts = chain((info.thread, info.graph, *failure), () if record is None else texts_of(record))
         return (
             self._spent(record or info)
             and (self.node is None or (record is not None and self.node in node_paths(record)))
-            and (not self.contains or any(self.contains.casefold() in text.casefold() for text in texts))
+            and (not self.contains or holds(self.contains, info, record))
         )
 
 
@@ -125,43 +128,27 @@ def node_paths(record: Record) -> Iterator[str]:
         yield paths[step.id]
 
 
-def texts_of(record: Record) -> Iterator[str]:
-    """The names, values, prompts and failures of a run, as they may be shown."""
-    written = record.to_dict()
-    yield record.id
-    for value in written["values"].values():
-        yield from _texts(value, keys=True)
-    for step in [written["run"], *written["steps"]]:
-        for name in SAID:
-            yield from _texts(step.get(name), keys=False)
+def holds(text: str, info: RunInfo, record: Record | None) -> bool:
+    """Return whether a run has a text in its names, values, prompts or failures, as they may be shown, in any case."""
+    parts: list[Any] = [info.thread, info.graph, said_in(None if info.failure is None else info.failure.to_dict())]
+    if record is not None:
+        written = record.to_dict(shared=True)  # each value once, of a list its items
+        steps = [[step[name] for name in SAID] for step in written["steps"]]
+        parts += [record.id, said_in(steps), *written["values"].values()]
+    # As JSON: to look at each text of a value by itself takes several times as long.
+    wanted, found = [json.dumps(one, ensure_ascii=False).casefold() for one in (text, parts)]
+    return wanted[1:-1] in found
 
 
-def _texts(value: Any, *, keys: bool) -> Iterator[str]:
-    if isinstance(value, dict):
-        if keys:
-            yield from value
-        value = [part for name, part in value.items() if keys or name not in IDS]
-    elif isinstance(value, str):
-        yield value
-    elif isinstance(value, int | float) and not isinstance(value, bool):
-        yield str(value)
-    for part in value if not isinstance(value, str | int | float | None) else ():
-        yield from _texts(part, keys=keys)
+def said_in(form: Any) -> list[str]:
+    """The texts of a JSON form that are no names of its keys, of steps or of values."""
+    if isinstance(form, str | int | float | None):
+        return [form] if isinstance(form, str) else []
+    parts = [part for name, part in form.items() if name not in IDS] if isinstance(form, dict) else form
+    return [one for part in parts for one in said_in(part)]
 
 
 # --- what is given
-
-
-def check_limit(limit: int) -> None:
-    """Raise `ValueError` for a number of runs that is none."""
-    if isinstance(limit, bool) or int(limit) != limit or limit < 1:
-        raise ValueError(f"limit={limit!r}: give a whole number, 1 or more")
-
-
-def check_name(option: str, name: object) -> None:
-    """Raise `TypeError` for a name that is no text."""
-    if not isinstance(name, str | None):
-        raise TypeError(f"{option}={name!r}: give a {'text' if option == 'contains' else 'name'}")
 
 
 def as_seconds(option: str, time: datetime | None) -> float | None:
@@ -174,21 +161,3 @@ def as_seconds(option: str, time: datetime | None) -> float | None:
         return time.timestamp()
     except (ValueError, OverflowError, OSError) as error:
         raise ValueError(f"{option}={time!r} is too far away to be a local time: give it a time zone") from error
-
-
-def cursor_of(place: RunPlace) -> str:
-    """The text of a place in a list."""
-    return f"{place.started!r},{place.run},{place.thread}"
-
-
-def place_of(cursor: str | None) -> RunPlace | None:
-    """The place in a list that a cursor names."""
-    if cursor is None:
-        return None
-    started, run, thread, *_ = (*cursor.split(",", 2), "", "")
-    try:
-        if not (run and run.isascii() and run.isprintable() and thread.encode()):
-            raise ValueError(cursor)
-        return RunPlace(float(started), run, thread)
-    except ValueError:
-        raise ValueError(f"after={cursor!r} is no cursor: pass page.next of the page before") from None

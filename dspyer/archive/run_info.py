@@ -2,27 +2,20 @@
 
 from __future__ import annotations
 
-import logging
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from datetime import UTC, datetime
 from typing import Any, NamedTuple, Self, TypeVar
 
-from dspyer import START
-from dspyer.errors import StoreError
 from dspyer.events import Question
 from dspyer.failure import Failure
 from dspyer.log.reader import HistoryReader, read_run
-from dspyer.log.rows import EndRow, OpenRow, RowKind, sum_usage
+from dspyer.log.rows import EndRow, sum_usage
 from dspyer.log.time_travel import current_status, waiting_at
-from dspyer.record import Record
 from dspyer.record.stored import failures_of_run
 from dspyer.record_codec import encode
-from dspyer.stores import Store
 from dspyer.stores.base import ListedRun, Point
 
 T = TypeVar("T")
-
-logger = logging.getLogger("dspyer")
 
 
 class Page(tuple[T, ...]):  # noqa: SLOT001 - a tuple has no slots for more
@@ -88,24 +81,6 @@ class RunInfo(NamedTuple):
         """Return the JSON form; times as ISO 8601, in UTC."""
         return encode(self)
 
-    @classmethod
-    def of(cls, record: Record) -> RunInfo:
-        """The entry of a run that was read as a whole."""
-        asked = [step.asked for step in record.steps if step.asked is not None and record.status != "completed"]
-        return cls(
-            record.thread,
-            record.run_id,
-            record.graph.name,
-            record.status,
-            sum(step.parent is None and step.commit is not None for step in record.steps),
-            datetime.fromtimestamp(record.started, UTC),
-            None if record.ended is None else datetime.fromtimestamp(record.ended, UTC),
-            record.usage,
-            record.cost,
-            tuple([one.question for one in asked if one.answer is None]),
-            next((one.model_copy(update={"traceback": ""}) for one in record.failures), None),
-        )
-
 
 class Waiting(NamedTuple):
     """A question that waits for an answer: `archive.questions()` lists them.
@@ -126,47 +101,27 @@ class Waiting(NamedTuple):
         """Return the JSON form; the time as ISO 8601."""
         return encode(self)
 
-    @classmethod
-    def of(cls, reader: HistoryReader, listed: ListedRun) -> list[Waiting]:
-        """The questions that a run waits for; none of one that cannot be read, which lists show as it is."""
-        try:
-            found = waiting_at(reader, Point(listed.run.id, listed.last))
-        except StoreError as error:
-            logger.warning("the questions of thread %r are left out: %s", listed.thread.name, error)
-            return []
-        times = [datetime.fromtimestamp(listed.started if at is None else at, UTC) for _, at in found]
-        names = listed.thread.name, listed.run.id
-        return [cls(*names, question, since) for (question, _), since in zip(found, times, strict=True)]
-
 
 def run_info(reader: HistoryReader, listed: ListedRun) -> RunInfo:
     """The entry of a run in a list. Rows that cannot be read leave gaps, and the reason as its failure."""
-    gaps: list[Exception] = []
-
-    def read(what: Callable[[], T], otherwise: T) -> T:
-        try:
-            return what()
-        except Exception as error:  # noqa: BLE001 - whatever is wrong with this run, the others stay listed
-            gaps.append(error)
-            return otherwise
-
-    store = reader.store
-    listed, status = current_status(store, listed)
+    listed, status = current_status(reader.store, listed)
     thread, run, started, ending, last, _ = listed
-    at = Point(run.id, last)
-    row = listed.end
     # Of an end that cannot be read its status is known all the same: stores list runs by it.
-    ended = None if row is None else read(lambda: EndRow.of(row), None)
-    end = ended or EndRow(ending)
-    usage = sum_usage((end.usage,))
-    steps = read(lambda: count_steps(store, at), 0) if ended is None else end.steps
+    end, at, steps, cost = EndRow(ending), Point(run.id, last), 0, None
+    failures: tuple[Failure, ...] = ()
     questions: tuple[Question, ...] = ()
-    if status != "completed" and last >= 0:
-        questions = read(lambda: tuple([question for question, _ in waiting_at(reader, at)]), questions)
-    found: tuple[Failure, ...] = ()
-    found = read(lambda: failures_of_run(reader, listed), found)
-    # Its own failures first: why the run failed says more than what could not be read of it.
-    failures = [*(one.model_copy(update={"traceback": ""}) for one in found), *map(unreadable, gaps)]
+    try:
+        if listed.end is not None:
+            end = EndRow.of(listed.end)
+            steps, cost = end.steps, end.cost
+        else:
+            steps = 0 if last < 0 else read_run(reader.store, at).step_count
+        if status != "completed" and last >= 0:
+            # Its own failures first: why the run failed says more than what cannot be read of it.
+            failures = failures_of_run(reader, listed)
+            questions = tuple([question for question, _ in waiting_at(reader, at)])
+    except Exception as error:  # noqa: BLE001 - whatever is wrong with this run, the others stay listed
+        failures = (*failures, Failure.of(error, node="archive"))
     return RunInfo(
         thread.name,
         run.id,
@@ -175,24 +130,8 @@ def run_info(reader: HistoryReader, listed: ListedRun) -> RunInfo:
         steps,
         datetime.fromtimestamp(started, UTC),
         None if end.ended is None else datetime.fromtimestamp(end.ended / 1_000, UTC),
-        usage,
-        None if ended is None else end.cost,
+        sum_usage((end.usage,)),
+        cost,
         questions,
-        next(iter(failures), None),
-    )
-
-
-def unreadable(error: Exception) -> Failure:
-    """The entry in a list of a run of which something cannot be read."""
-    return Failure.of(error, node="archive")
-
-
-def count_steps(store: Store, at: Point) -> int:
-    """The number of commits that a run has up to a row, without those of graphs inside its nodes."""
-    if at.seq < 0:
-        return 0
-    run = read_run(store, at)
-    # A manual commit whose run was not resumed has an open row alone.
-    return sum(1 for _ in run.own_commits()) or sum(
-        row.kind == RowKind.OPEN and OpenRow.of(row).node != START for row in run.rows
+        next((one.model_copy(update={"traceback": ""}) for one in failures), None),
     )

@@ -161,10 +161,8 @@ def examples(
     common: CommonOptions,
 ) -> None:
     """Print what a node has read and written in stored runs as JSON lines, a data set."""
-    from dspyer.cli.store_access import examples_in
-
     with common.archive() as archive:
-        found = examples_in(archive, name, filters._asdict())
+        found = archive._examples(name, filters._asdict())
     for one in found.items:
         write_json(one.to_dict())
     if found.left_out or not found.items:
@@ -314,8 +312,6 @@ def graph(
     """Print the graph of a run as it was stored."""
     with common.archive() as archive:
         found = archive.thread(thread).graph(run)
-        if found is None:
-            raise LookupError(f"the run of thread {thread!r} has stored no graph")
         printed = {"text": found.explain, "mermaid": found.to_mermaid, "svg": found.to_svg}
         common.show({"name": found.name, **found.drawing().to_dict()}, lambda _: write_text(printed[form]()))
 

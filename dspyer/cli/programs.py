@@ -167,11 +167,18 @@ def play(start: Callable[[], Run], common: CommonOptions, program: CompiledGraph
     # As this process has seen it: in the store another one may have taken the run over by now.
     status = "stopped" if run is None else run.status
     if thread is not None and thread.status != "new":  # a signal may have ended it before it began
-        info = RunInfo.of(thread.record(None if run is None else run.run_id)).to_dict()
+        with common.archive(program) as archive:
+            info = archive.thread(thread.name).info(None if run is None else run.run_id).to_dict()
     else:
-        ended = datetime.now(UTC)
-        nothing = RunInfo("", "", program.graph.name, status, 0, began, ended, {}, None)
-        info = {**(nothing if run is None else RunInfo.of(run.record())).to_dict(), "thread": None}
+        ended, record = datetime.now(UTC), None if run is None else run.record()
+        shown = RunInfo("", "", program.graph.name, status, 0, began, ended, {}, None)
+        if record is not None:
+            steps = sum(step.parent is None and step.commit is not None for step in record.steps)
+            asked = [step.asked.question for step in record.steps if step.asked and step.asked.answer is None]
+            failure = next((one.model_copy(update={"traceback": ""}) for one in record.failures), None)
+            spent = record.usage, record.cost, tuple(asked), failure
+            shown = RunInfo("", record.run_id, record.graph.name, status, steps, began, ended, *spent)
+        info = {**shown.to_dict(), "thread": None}
     completed = run is not None and run.status == "completed"
     found = {name: freeze(value) for name, value in run.prediction.items()} if run and completed else {}
     if run is not None and run._redactor is not None and not common.unredacted:

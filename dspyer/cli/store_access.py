@@ -14,16 +14,16 @@ from typing import Any, Literal, cast
 
 from dspyer import Archive, ImmutableState
 from dspyer.archive.archived_thread import ArchivedThread
-from dspyer.archive.opening import is_encrypted
 from dspyer.cli.arguments import CommonOptions, UsageError, version_of
 from dspyer.cli.step_facts import RunAnswers, maps_of
 from dspyer.errors import StoreError, ThreadError
 from dspyer.events import Answer
 from dspyer.extend import Address, full_id, whole_execution
 from dspyer.log.journal import CheckedStore
+from dspyer.log.reader import is_encrypted
 from dspyer.log.rows import UnreadablePatch
 from dspyer.patch import encode_update
-from dspyer.record import Items, StepExamples, examples_of
+from dspyer.record import Items
 from dspyer.record import Record as RunRecord
 from dspyer.stores import Store, open_store
 from dspyer.stores.address import SQLITE
@@ -55,11 +55,6 @@ def record_named(archive: Archive, name: str) -> RunRecord:
         except ThreadError:
             raise error from None
         return thread.record(name)
-
-
-def examples_in(archive: Archive, node: str, filters: Mapping[str, Any]) -> StepExamples:
-    """The examples of a node in the runs that are chosen."""
-    return examples_of(archive.records(**filters), node)
 
 
 def json_of(state: ImmutableState) -> dict[str, Any]:

@@ -13,7 +13,6 @@ from typing import Any
 
 from dspyer.display.graph_svg import drawing_of
 from dspyer.record import DrawnGraph, Record
-from dspyer.record.record import RecordWriter
 
 PAGE = Path(__file__).parent / "page"
 
@@ -39,10 +38,7 @@ def write_page(record: Record, path: str | os.PathLike[str]) -> Path:
     if target.is_dir():
         raise IsADirectoryError(f"{str(target)!r} is a folder: name the file, for example {str(target / 'run.html')!r}")
     about = {"store": "", "version": "", "programs": [], "acts": False}
-    found = {
-        "about": about,
-        "record": {**RecordWriter().whole(record, shared=True), "graphs": drawn_graphs(record.graph)},
-    }
+    found = {"about": about, "record": {**record.to_dict(shared=True), "graphs": drawn_graphs(record.graph)}}
     # Its own name for each process: two that write at once do not mix, and the last one stays.
     part = target.with_name(f".{target.name}.{os.getpid()}.part")
     try:

@@ -9,8 +9,7 @@ import asyncio
 import json
 import logging
 import secrets
-from collections.abc import AsyncIterator, Callable, Collection, Iterable, Iterator
-from contextlib import suppress
+from collections.abc import AsyncIterator, Callable, Collection
 from datetime import UTC, datetime
 from threading import Lock
 from typing import Any, TypeVar
@@ -23,7 +22,6 @@ from starlette.routing import Route
 
 from dspyer import Archive
 from dspyer.archive.archived_thread import ArchivedThread
-from dspyer.archive.run_info import RunInfo
 from dspyer.display import drawn_graphs
 from dspyer.errors import ThreadError, error_text
 from dspyer.inspector.json_answers import RefusedError, number, read_in_thread, text_of
@@ -175,18 +173,13 @@ class Reading:
             page = _refusing(lambda: self._archive.runs(**filters, limit=limit))
             after = page.next
             try:
-                found = examples_of(self._records(page), node)
+                found = examples_of(self._archive._records(page), node)
             except LookupError:
                 if after is None and not query.get("after"):
                     raise
                 found = StepExamples([], 0)  # of older runs, or of newer ones, there may be some
         items = [{**one.to_dict(), "thread": one.thread} for one in found.items]
         return {"items": items, "next": after, "left_out": found.left_out}
-
-    def _records(self, page: Iterable[RunInfo]) -> Iterator[Record]:
-        for info in page:
-            with suppress(ThreadError):  # deleted since
-                yield self._archive.thread(info.thread).record(info.run_id)
 
     # --- one run, or two
 
@@ -200,7 +193,7 @@ class Reading:
         after = query.get("after", "")
         with shown.lock:
             found = shown.changes(record, after) or shown.page(record, 0 if after else first, query.get("position", ""))
-        found["run"]["unread"] = [one.to_dict() for one in thread.unread]
+            found["run"]["unread"] = [{**one.to_dict(), "text": shown.writer.text(one.text)} for one in thread.unread]
         for graph in found.get("graphs", {}).values():
             graph["can_act"] = record.graph.name in self._programs
         return found

@@ -55,7 +55,8 @@ class Redacted(Layer):
         for entry in run.run_start.run.log:  # of a resumed run: its values may appear in later errors
             commit = entry.commit
             for redactor in self.redactors:
-                redactor.learn_patch(commit.patch)
+                for patch in (commit.patch, *filter(None, entry.sends)):
+                    redactor.learn_patch(patch)
             for failure in (*commit.failed_attempts, *([] if commit.failure is None else [commit.failure])):
                 self._learn([failure], self._places(commit.node, failure.index))
         if inside is None and self.own is not None:
@@ -65,6 +66,12 @@ class Redacted(Layer):
     def of(self, run: Any) -> Redacted:
         """Its part in one run; that of a run inside of a node is made by the part of the run around it."""
         return Redacted(run, self if self.redactors else None)
+
+    def around(self, call: Call, inner: Inner) -> Script[Any]:
+        """The script of an execution; what a `Send` has brought to it is in no commit."""
+        if self.own is not None and call.overlay is not None:
+            self.own.learn_patch(dict(call.overlay))
+        return inner(call)
 
     def event(self, event: Event) -> Event:
         """An event without what the graph of this run hides; it goes on to the run around."""

@@ -39,11 +39,12 @@ from dspyer.patch import seal
 from dspyer.record_codec import DecodeValue
 from dspyer.redaction import Redact, Redaction
 from dspyer.reducers import BUILT_IN, Reducer
+from dspyer.scheduler.topology import START
 from dspyer.schema.fields import STARTS, Field, read_model
 from dspyer.schema.limits import Limit
 from dspyer.schema.schema import Schema
 from dspyer.state import ImmutableState
-from dspyer.stores.base import Point, Row, RunRow, Store
+from dspyer.stores.base import Point, Row, RunQuery, RunRow, Store
 from dspyer.stores.content import Content, Fetch
 from dspyer.stores.sql import DAMAGED
 from dspyer.values import json as encoding
@@ -237,6 +238,12 @@ class RunRows(NamedTuple):
             if header is not None:
                 yield row, point, header
 
+    @property
+    def step_count(self) -> int:
+        """The number of its own commits; of a manual one whose run was not resumed there is an open row alone."""
+        opened = [row for row in self.rows if row.kind == RowKind.OPEN and OpenRow.of(row).node != START]
+        return sum(1 for _ in self.own_commits()) or len(opened)
+
 
 class RecoveredState(NamedTuple):
     """The state at a row.
@@ -279,15 +286,16 @@ UNKNOWN = "?"
 """The author of a commit whose row cannot be read."""
 
 
-def read_run(store: Store, at: Point, root: Point | None = None) -> RunRows:
+def read_run(store: Store, at: Point, root: Point | None = None, known: RunRow | None = None) -> RunRows:
     """Read the run of a row, up to this row; raise `StoreError` if the run or the row is missing.
 
-    Of the run that ends at `root`, where a pruned history begins, this row alone is read.
+    `known` is the run, if it was read before. Of the run that ends at `root`, where a pruned history begins, this row
+    alone is read.
     """
     if at == root:
         return rows_of_part(load_run(store, at.run), store.rows(at.run, at.seq, at.seq))._replace(parents=())
     parts: list[tuple[RunRow, list[Row]]] = []
-    run, last = load_run(store, at.run), at.seq
+    run, last = known or load_run(store, at.run), at.seq
     ancestry = RunAncestry(store, run)
     while True:
         parts.append((run, rows_through(store, run.id, 0, last)))
@@ -699,3 +707,14 @@ _ANY = replace(read_model(create_model("Stored", value=(Any, ...)))["value"], re
 
 def _gone(reducer: str, _current: Any, _update: Any) -> NoReturn:
     raise StoreError(f"the reducer {reducer!r} is not there, and the store has not kept what it made of its updates")
+
+
+def is_encrypted(store: Store) -> bool:
+    """Return whether the contents of the newest run are encrypted."""
+    # Lists read headers alone, which encryption leaves as they are. The first row with a content says how it is stored;
+    # a store is encrypted as a whole, so the newest run speaks for all.
+    for listed in store.list_runs(RunQuery(limit=1)):
+        for row in store.rows(listed.run.id, 0, 1):
+            if row.content is not None and row.content.is_encoded:
+                return row.content.is_encrypted
+    return False

@@ -785,6 +785,7 @@ class EndRow(StoredRow):
         visits: by node of its own graph how often it has committed, how often it has ended the run with a failure, and
             the seconds of its commits.
         nodes: what its nodes have used, like `usage`; one that runs a graph, with what is inside.
+        hidden: what is hidden in the failures, as the header of a run says it; None for nothing.
     """
 
     KIND: ClassVar[str] = RowKind.END
@@ -800,6 +801,7 @@ class EndRow(StoredRow):
     failed: Annotated[tuple[Failure, ...], CONTENT] = ()
     visits: Mapping[str, tuple[int, int, float]] = FrozenDict()
     nodes: Mapping[str, Mapping[str, Any]] = FrozenDict()
+    hidden: Any = None
 
 
 def end_row(
@@ -813,6 +815,7 @@ def end_row(
     expires: float | None = None,
     commits: Iterable[tuple[str, float]] = (),
     nodes: Mapping[str, Mapping[str, Any]] = FrozenDict(),
+    hidden: list[Any] | str | None = None,
 ) -> DraftRow:
     """Build the row of the end of a run, with the time, and each failure with its exception.
 
@@ -827,6 +830,7 @@ def end_row(
         expires: when the first of its open questions expires.
         commits: the node of each commit of its own graph that a node has made, and how many seconds it took.
         nodes: what its nodes have used.
+        hidden: what is hidden in the failures.
     """
     visits: dict[str, tuple[int, int, float]] = {}
     pairs = list(failures)
@@ -838,7 +842,9 @@ def end_row(
     failed = tuple([failure.stored_with(error) for failure, error in pairs])
     totals, now, again = sum_usage((before, usage)), int(time() * 1_000), tuple(attempts)
     cost = total_cost(usage)
-    return EndRow(status, fingerprint, usage, cost, now, steps, totals, expires, failed, again, visits, nodes).row()
+    hidden = hidden if failed else None
+    end = EndRow(status, fingerprint, usage, cost, now, steps, totals, expires, failed, again, visits, nodes, hidden)
+    return end.row()
 
 
 RECORDS: Mapping[str, type[StoredRow]] = dict.fromkeys(COMMITS, CommitRow) | {

@@ -13,26 +13,17 @@ if TYPE_CHECKING:
     from dspyer.record.step_examples import StepExample, StepExamples, examples_of
     from dspyer.record.turns import ToolCall, Turn
 
-__all__ = [
-    "Checked",
-    "Comparison",
-    "DrawnGraph",
-    "Items",
-    "Overview",
-    "Pair",
-    "Record",
-    "RecordStep",
-    "StepExample",
-    "StepExamples",
-    "StepQuestion",
-    "ToolCall",
-    "Turn",
-    "Wrote",
-    "examples_of",
-]
+__all__ = ["Checked", "Comparison", "DrawnGraph", "Items", "Overview", "Pair", "Record", "RecordStep"]
+__all__ += ["StepExample", "StepExamples", "StepQuestion", "ToolCall", "Turn", "Wrote", "examples_of"]
 
-# A graph knows `record.drawn`; the rest is for readers of runs.
-_HOMES = {"Record": "record", "Checked": "drawn", "DrawnGraph": "drawn"}
-_HOMES |= {"Comparison": "compare", "Overview": "overview", "Pair": "compare", "ToolCall": "turns", "Turn": "turns"}
-_HOMES |= dict.fromkeys(["StepExample", "StepExamples", "examples_of"], "step_examples")
-__getattr__ = lazy_names(__name__, {name: _HOMES.get(name, "making") for name in __all__})
+# By module. A graph knows `record.drawn`; the rest is for readers of runs.
+_HOMES = {
+    "compare": "Comparison Pair",
+    "drawn": "Checked DrawnGraph",
+    "making": "Items RecordStep StepQuestion Wrote",
+    "overview": "Overview",
+    "record": "Record",
+    "step_examples": "StepExample StepExamples examples_of",
+    "turns": "ToolCall Turn",
+}
+__getattr__ = lazy_names(__name__, {name: module for module, names in _HOMES.items() for name in names.split()})

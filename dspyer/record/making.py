@@ -420,7 +420,10 @@ class RunSteps:
         loose = sorted(self._loose, key=self._loose.__getitem__)
         before = [step for one in loose if not self._loose[one][0] for step in self._made[one]]
         after = [step for one in loose if self._loose[one][0] for step in self._made[one]]
-        return (*before, *self._steps_of_commits(), *after)
+        own = [(index, self.log[index].commit.id) for index in self._order]
+        # Rows that say nothing of their commits may have one id.
+        between = chain.from_iterable([self._made[name] for index, name in own if self.places[name] == index])
+        return (*before, *between, *after)
 
     def _learn(self, redactor: Redactor, steps: Iterable[RecordStep]) -> bool:
         """Let a redactor know what is new; return whether it hides more than before: then no step stays as it is."""
@@ -486,12 +489,6 @@ class RunSteps:
     def stops(self, ending: RunEnding) -> Iterator[BranchStop]:
         """The executions of the run's own graph at which it has stopped, or is."""
         return self._branches.stops("", ending.status, ending.failures, self.places)
-
-    def _steps_of_commits(self) -> Iterator[RecordStep]:
-        for index in self._order:
-            name = self.log[index].commit.id
-            if self.places[name] == index:  # rows that say nothing of their commits may have one id
-                yield from self._made[name]
 
     def _ended_at(self, execution: str) -> Facts:
         return self.ending.setdefault(outermost_execution(execution), Facts())

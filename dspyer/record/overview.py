@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 from dspyer.clock import wall
 from dspyer.errors import StoreError
 from dspyer.log.reader import HistoryReader
-from dspyer.log.rows import EndRow, sum_usage, total_cost
+from dspyer.log.rows import EndRow, RowKind, sum_usage, total_cost
 from dspyer.record.stored import failures_of_run
 from dspyer.record_codec import encode
 from dspyer.stores.base import ListedRun, RunQuery, Store
@@ -218,7 +218,8 @@ def _runs(store: Store, query: RunQuery) -> Iterator[tuple[ListedRun, EndRow]]:
             end = EndRow(listed.status)
             with suppress(StoreError):
                 end = end if listed.end is None else EndRow.of(listed.end)
-            if (end.status, end.steps) != ("completed", 1):  # else `thread.update` has made it
+            first = store.rows(listed.run.id, 0, 0) if (end.status, end.steps) == ("completed", 1) else ()
+            if [row.kind for row in first] != [RowKind.UPDATE]:  # else `thread.update` has made it
                 yield listed, end
         if len(batch) < BATCH:
             return

@@ -391,8 +391,11 @@ class Record:
     def _places(self) -> Mapping[str, int]:
         return {step.id: place for place, step in enumerate(self.steps)}
 
-    def to_dict(self) -> dict[str, Any]:
+    def to_dict(self, *, shared: bool = False) -> dict[str, Any]:
         """Return the JSON form. Values are in `values`, each once, under a hash of it.
+
+        Args:
+            shared: lists that grow from step to step are not in `values`, but in `lists`, as the hashes of their items.
 
         Example:
             >>> from dspyer import END, START, Graph
@@ -402,7 +405,7 @@ class Record:
             >>> found["values"][found["steps"][1]["wrote"]["n"]["value"]]
             2
         """
-        return RecordWriter().whole(self)
+        return RecordWriter().whole(self, shared=shared)
 
 
 # --- JSON

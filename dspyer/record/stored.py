@@ -143,13 +143,18 @@ def failures_of_run(reader: HistoryReader, listed: ListedRun) -> tuple[Failure, 
     If its last row is damaged or lost, that is what is said to have failed.
     """
     store, run, end = reader.store, listed.run, listed.end
-    if end is not None and reader.hides(run):  # only the whole run tells what has to be hidden in their texts
-        return FollowedRecords(reader, listed.thread.name).record(listed).failures
+    if end is None:
+        return ()
+    hidden, label = run.header.get("hidden"), run_label(run)
     try:
-        found = () if end is None else failures_in(store, *rows_through(store, run.id, end.seq, end.seq))
+        # Of another rule than that by which they are stored, only the whole run tells what is to be hidden in them.
+        if reader.hides(run) and not (reader.redact is None and EndRow.of(end).hidden == hidden):
+            return FollowedRecords(reader, listed.thread.name).record(listed).failures
+        found = failures_in(store, *rows_through(store, run.id, end.seq, end.seq))
     except StoreError as error:
         return (Failure.of(error, node="archive"),)
-    label = run_label(run)
+    if hidden == "function" and reader.redact is None:  # it is not known here, and so no text is shown
+        found = tuple(map(Redactor(cast("Redaction", Redaction.stored(hidden)), {}).failure, found))
     return tuple([one.model_copy(update={"execution": full_id(label, one.execution)}) for one in found])
 
 
@@ -217,9 +222,7 @@ class FollowedRecords:
             record = self.record(address.run or None)
             for step in record.steps:
                 # Of a run in parts, commits have the labels of all of them.
-                if step.id == name or (
-                    step.id.endswith(local) and str(replace(Address.parse(step.id), run="")) == local
-                ):
+                if step.id.endswith(local) and str(replace(Address.parse(step.id), run="")) == local:
                     return record.calls(step.id)
         raise LookupError(
             f"thread {self._thread!r} has no commit {name!r}, and no execution of that id has failed, or made an LM "
@@ -232,7 +235,7 @@ def _run_reader(reader: HistoryReader, thread: str, listed: ListedRun) -> RunRea
     rows = RunRows(run, (), (), (), {run.id: run_label(run)})
     if listed.last >= 0:
         at = Point(run.id, listed.last)
-        rows = read_run(reader.store, root if root is not None and root.run == at.run else at, root)
+        rows = read_run(reader.store, root if root is not None and root.run == at.run else at, root, run)
     return RunReader(reader, thread, rows, root)
 
 
@@ -269,7 +272,6 @@ class RunReader:
         self._is_ended = False  # also by a row that cannot be read
         self._used: Mapping[str, Mapping[str, Any]] = {}
         self._recorded: dict[tuple[Point, str | None], Record] = {}
-        self._questions: dict[tuple[str, str], StepQuestion] = {}
         self._siblings: dict[tuple[str, ...], list[str]] = {}
         header = rows.run.header
         try:
@@ -439,12 +441,12 @@ class RunReader:
             steps.of(item.execution).items[item.execution] = item.value
         elif row.kind == RowKind.ASK:
             ask = QuestionRow.read(row, fetch)
-            self._ask(StepQuestion(ask.question(), ask.at))
+            steps.ask(StepQuestion(ask.question(), ask.at))
         elif row.kind == RowKind.ANSWER:
             given = AnswerRow.read(row, fetch, decode)
-            asked = self._questions.get((given.execution, given.key))
+            asked = steps.of(given.execution).asked.get((given.execution, given.key))
             if asked is not None:
-                self._ask(asked._replace(answer=None if given.retracted else given.answer(asked.question)))
+                steps.ask(asked._replace(answer=None if given.retracted else given.answer(asked.question)))
         elif row.kind == RowKind.POST:
             post = PostRow.read(row, fetch, decode)
             update, name = post.patch[post.field], full_id(*post.scope, Address.parse(post.execution).own)
@@ -458,10 +460,6 @@ class RunReader:
 
     def _texts_of(self, names: Collection[str]) -> Mapping[str, bytes]:
         return self._texts if self._texts.keys() >= {*names} else self._reader.fetch(names)
-
-    def _ask(self, asked: StepQuestion) -> None:
-        self._questions[asked.question.execution, asked.question.key] = asked
-        self._steps.ask(asked)
 
     def _read_inside(self, row: Row) -> None:
         """The commit of a graph inside of a node."""

@@ -153,8 +153,14 @@ class RunLog:
             return [(Failure.of(shown, node=call.node, branch=path, execution=execution), shown)]
         return []
 
-    def end_rows(self, run: RunState, status: str, failures: Sequence[tuple[Failure, BaseException]]) -> list[DraftRow]:
-        """The last rows of the run."""
+    def end_rows(
+        self,
+        run: RunState,
+        status: str,
+        failures: Sequence[tuple[Failure, BaseException]],
+        hidden: list[Any] | str | None,
+    ) -> list[DraftRow]:
+        """The last rows of the run; `hidden` is what its program hides, as in these failures."""
         rows = self.new_rows(run)
         if self._records.lm_calls is not None:
             rows += self._records.lm_calls.rows_of()
@@ -166,7 +172,8 @@ class RunLog:
         made = usage_by_node(calls_so_far(), (entry.commit for entry in run.log))
         nodes = sum_usage((records.nodes_before, made))
         steps, before = len(run.log), records.totals_before
-        end = end_row(status, digest, failures, usage, steps, before, attempts, expires, node_times(run.log), nodes)
+        times = node_times(run.log)
+        end = end_row(status, digest, failures, usage, steps, before, attempts, expires, times, nodes, hidden)
         return [*rows, end]
 
     def snapshot_state(self, run: RunState, rows: Sequence[DraftRow]) -> SnapshotState | None:

@@ -536,16 +536,17 @@ class Session(AttemptHost):
             self.write_failed(log, error)
         self._show_failures()
         run, failures = self.run, [(failed.failure, failed.error) for failed in self.run.failures]
-        failures += log.failures()
+        refused = log.failures()
         status = self.ending[0]
-        if self.refusal is not None and status == "failed" and not failures:
+        if self.refusal is not None and status == "failed" and not failures + refused:
             # The execution whose LM call was refused was left open; a response of unknown cost has been committed.
             places = [(one.node, one.path, one.id) for one in run.running.values()]
             places += [(entry.commit.node, entry.commit.branch, entry.commit.id) for entry in run.log[-1:]]
             node, path, execution = places[0] if places else (START, (), "")
             failure = Failure.of(self.refusal, node=node, branch=path, execution=execution)
-            failures.append((failure, self.refusal))
-        return log.end_rows(run, status, failures)
+            refused.append((failure, self.refusal))
+        failures += [(self.layers.shown(one, ends=True), self.layers.shown(error, ends=True)) for one, error in refused]
+        return log.end_rows(run, status, failures, self.graph.hidden)
 
     # --- how the run ended
 

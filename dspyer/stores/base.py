@@ -182,6 +182,22 @@ class RunPlace(NamedTuple):
     run: str
     thread: str
 
+    @property
+    def text(self) -> str:
+        """Its text, which `of` reads: the cursor of a page."""
+        return f"{self.started!r},{self.run},{self.thread}"
+
+    @classmethod
+    def of(cls, text: str) -> RunPlace:
+        """The place of a text."""
+        try:
+            started, run, thread = text.split(",", 2)
+            if not (run and run.isascii() and run.isprintable() and thread.encode()):
+                raise ValueError(text)
+            return cls(float(started), run, thread)
+        except ValueError:
+            raise ValueError(f"after={text!r} is no cursor: pass page.next of the page before") from None
+
 
 class RunQuery(NamedTuple):
     """A choice of runs for a list.

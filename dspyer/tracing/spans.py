@@ -586,7 +586,9 @@ class RunSpans:
             for redactor in self._hidden.redactors:
                 value = redactor.redaction.value((name,), value)
             found[name] = value
-        return _json_text(self._hidden.shown(found))
+        for redactor in self._hidden.redactors:
+            found = redactor.redact(found, given=True)
+        return _json_text(found)
 
     def _failed(self, span: Span, error: BaseException, *, hides: bool = False) -> None:
         error = unwrap_stop_iteration(error)

@@ -14,15 +14,10 @@ export const HOW_TO_ACT = "dspyer inspect STORE --program module:graph";
 
 export function useAction(work) {
   const [state, setState] = useState({ busy: false, error: null });
-  const act = async (event) => {
-    event?.preventDefault?.();
+  const act = (event) => {
+    event.preventDefault();
     setState({ busy: true, error: null });
-    try {
-      await work();
-      setState({ busy: false, error: null });
-    } catch (error) {
-      setState({ busy: false, error });
-    }
+    return work().then(() => setState({ busy: false, error: null }), (error) => setState({ busy: false, error }));
   };
   return { ...state, act };
 }

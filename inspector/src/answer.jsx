@@ -5,7 +5,7 @@ import { HOW_TO_ACT, canAct, useAction } from "./acts.jsx";
 import { post } from "./api.js";
 import { useDraft } from "./drafts.js";
 import { announce, useAnswer } from "./hooks.js";
-import { isRaw, parseValue, typedNumber } from "./numbers.js";
+import { isRaw, parseValue, tried, typedNumber } from "./numbers.js";
 import { Button, Line, Problem, Wrong } from "./parts.jsx";
 
 const DEEPEST = 4; // objects and lists inside of each other that have fields of their own: a model may contain itself
@@ -66,11 +66,7 @@ export function readInput(given, input, root, problems, path = "", depth = 0) {
     const value = typedNumber(input);
     return isRaw(value) || Number.isFinite(value) ? value : wrong("this is no number");
   }
-  try {
-    return parseValue(input);
-  } catch (error) {
-    return kind === "any" ? input : wrong(`no JSON: ${error.message}`);
-  }
+  return tried(() => parseValue(input), (error) => (kind === "any" ? input : wrong(`no JSON: ${error.message}`)));
 }
 
 // What stands in the inputs for a value, as the arguments of a call that may be changed.

@@ -1,6 +1,6 @@
 // Answers: from the record inside of the page (a run as a file), else from the server that sent the page.
 
-import { parseAnswer, parseJSON, parseValue } from "./numbers.js";
+import { parseAnswer, parseJSON, parseValue, tried } from "./numbers.js";
 import { href } from "./route.js";
 
 export const LOCKED = "dspyer-locked";
@@ -65,12 +65,7 @@ const PARSERS = { values: parseValue, questions: parseAnswer, examples: parseAns
 
 async function answer(response, parse = parseJSON) {
   const text = await response.text();
-  let body;
-  try {
-    body = parse(text);
-  } catch {
-    body = undefined;
-  }
+  const body = tried(() => parse(text), () => undefined);
   if (response.ok && body !== undefined) return body;
   const words = response.ok ? "The answer of the server is no JSON." : (body?.error?.message ?? body?.error ?? body?.detail ?? (text.slice(0, 300) || response.statusText));
   throw new ApiError(typeof words === "string" ? words : JSON.stringify(words), response.status, body?.fields ?? body?.errors);

@@ -4,6 +4,7 @@ import { Asked } from "./asked.jsx";
 import { Diff, same } from "./diff.jsx";
 import { Content } from "./fields.jsx";
 import { cost, duration, plural, tokens, when } from "./format.js";
+import { tried } from "./numbers.js";
 import { Boundary, Field, Fold, Kind, Tag } from "./parts.jsx";
 import { useValues } from "./record.js";
 import { href, parse } from "./route.js";
@@ -63,13 +64,7 @@ function messagesOf(agent, turns, lists) {
 
 const isTask = (message) => message.role === "user" && message.turn;
 
-function argsOf(call) {
-  try {
-    return JSON.parse(call.function.arguments || "{}");
-  } catch {
-    return { arguments: call.function.arguments };
-  }
-}
+const argsOf = ({ function: { arguments: text } }) => tried(() => JSON.parse(text || "{}"), () => ({ arguments: text }));
 
 // The calls of a turn with their steps and results. What has no message yet, or a hidden one, is known from its step.
 function callsOf(message, steps, results) {
@@ -167,7 +162,7 @@ const Problems = ({ of }) => <ul class="problems">{of.map((one, at) => <li key={
 const Entry = ({ kind, who, step, visit, tags, meta, children }) => (
   <div class="turn">
     <Kind kind={kind} large />
-    <div class="who">{step ? <a href={stepLink(step.id)}>{who}</a> : <b>{who}</b>}{visit > 1 && <span class="faint">×{visit}</span>}{tags}<span class="meta num">{meta}</span></div>
+    <div class="who">{step ? <a href={stepLink(step.id)}>{who}</a> : <b>{who}</b>}{visit > 1 && <span class="faint">×{visit}</span>}{tags}<span class="meta num" key={`meta ${meta}`}>{meta}</span></div>
     {children}
   </div>
 );

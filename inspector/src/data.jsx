@@ -5,7 +5,7 @@ import { get } from "./api.js";
 import { useDraft } from "./drafts.js";
 import { count, plural } from "./format.js";
 import { announce, useAnswer, useListed, useTitle } from "./hooks.js";
-import { parseValue } from "./numbers.js";
+import { parseValue, tried } from "./numbers.js";
 import { Button, Field, Line, Problem, rowsFor, Tag, useListKeys } from "./parts.jsx";
 import { href } from "./route.js";
 import { Filters, query } from "./runs.jsx";
@@ -23,11 +23,8 @@ function read(example, texts = {}) {
   const [outputs, problems] = [{ ...example.outputs }, {}];
   const changed = Object.keys(outputs).filter((name) => texts[name] !== undefined && texts[name] !== typed(outputs[name]));
   for (const name of changed) {
-    try {
-      outputs[name] = typeof outputs[name] === "string" ? texts[name] : parseValue(texts[name]);
-    } catch (error) {
-      problems[name] = `no JSON: ${error.message}`;
-    }
+    const wrong = (error) => (problems[name] = `no JSON: ${error.message}`) && outputs[name];
+    outputs[name] = typeof outputs[name] === "string" ? texts[name] : tried(() => parseValue(texts[name]), wrong);
   }
   return { outputs, changed, corrected: changed.length > 0, problems, wrong: Object.keys(problems).length > 0 };
 }

@@ -93,9 +93,8 @@ export function useMedia(query) {
   const [matches, setMatches] = useState(() => matchMedia(query).matches);
   useEffect(() => {
     const list = matchMedia(query);
-    const changed = () => setMatches(list.matches);
-    list.addEventListener("change", changed);
-    return () => list.removeEventListener("change", changed);
+    list.onchange = () => setMatches(list.matches);
+    return () => void (list.onchange = null);
   }, [query]);
   return matches;
 }

@@ -17,18 +17,17 @@ const PATHS = {
   user: "M1 1.5h10v7H6.5L3.5 11V8.5H1z",
 };
 
-const STROKED = { function: "M4 1.5 1 6l3 4.5M8 1.5 11 6 8 10.5" };
+const FUNCTION = "M4 1.5 1 6l3 4.5M8 1.5 11 6 8 10.5"; // lines, not an area
 
 const HUES = { agent: "agent", graph: "agent", search: "agent", module: "lm", tool: "tool", map: "map", item: "map", trial: "map", question: "wait" };
 
 export const hue = (kind) => `var(--${HUES[kind] ?? "join"})`;
 
 export function Kind({ kind, large }) {
-  const stroked = STROKED[kind];
   return (
     <span class={large ? "ic large" : "ic"} style={{ background: hue(kind) }} title={kind}>
       <svg viewBox="0 0 12 12" aria-hidden="true">
-        {stroked ? <path d={stroked} fill="none" stroke="currentColor" stroke-width="1.6" /> : <path d={PATHS[kind] ?? PATHS.item} fill="currentColor" />}
+        {kind === "function" ? <path d={FUNCTION} fill="none" stroke="currentColor" stroke-width="1.6" /> : <path d={PATHS[kind] ?? PATHS.item} fill="currentColor" />}
       </svg>
     </span>
   );

@@ -34,11 +34,14 @@ function figures(found) {
   return Object.fromEntries(Object.entries(found).map(([name, part]) => [name, VALUES.has(name) ? part : figures(part)]));
 }
 
-// What a reader has typed as a number: it is sent as it was typed.
-export function typedNumber(text) {
+// What `read` gives, or what is made of its error.
+export function tried(read, otherwise) {
   try {
-    return parseValue(text);
-  } catch {
-    return Number(text); // as 007
+    return read();
+  } catch (error) {
+    return otherwise(error);
   }
 }
+
+// What a reader has typed as a number: it is sent as it was typed, and 007 as 7.
+export const typedNumber = (text) => tried(() => parseValue(text), () => Number(text));

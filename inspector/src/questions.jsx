@@ -48,10 +48,7 @@ function Entry({ item, selected, onFocus }) {
         <Kind kind={kindOf(question)} />
         <span class="asktext">
           <span class="askhead"><b class="one">{thread}</b><span class="soft one">{question.node}</span><span class="grow" /><span class="faint"><Time time={since} /></span></span>
-          <span class="askline">
-            <span class="one">{firstLine(question.text) || "goes on with permission"}</span>
-            {gone ? <Tag tone="ok">answered</Tag> : hasDraft(draftKey(question.id)) ? <Tag>draft</Tag> : null}
-          </span>
+          <span class="askline"><span class="one">{firstLine(question.text) || "goes on with permission"}</span>{gone ? <Tag tone="ok">answered</Tag> : hasDraft(draftKey(question.id)) && <Tag>draft</Tag>}</span>
         </span>
       </a>
     </li>

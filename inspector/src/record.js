@@ -132,20 +132,14 @@ export class Record {
 
   // This record after an answer of `record?after=POSITION`.
   changed({ run, graphs, items, removed, position }) {
-    const gone = new Set(removed);
-    for (const item of items) gone.add(item.id);
-    const behind = new Map();
-    for (const { previous, ...step } of items) behind.set(previous, step);
+    const gone = new Set([...removed, ...items.map(({ id }) => id)]);
+    const behind = new Map(items.map(({ previous, ...step }) => [previous, step]));
     const steps = [];
-    const follow = (id) => {
-      for (let next = behind.get(id); next; next = behind.get(next.id)) steps.push(next);
+    const put = (step) => {
+      for (let next = step; next; next = behind.get(next.id)) steps.push(next);
     };
-    follow(null);
-    for (const step of this.steps) {
-      if (gone.has(step.id)) continue;
-      steps.push(step);
-      follow(step.id);
-    }
+    put(behind.get(null));
+    for (const step of this.steps) if (!gone.has(step.id)) put(step);
     return new Record(this.source, run, graphs ?? this.graphs, steps, { position });
   }
 }

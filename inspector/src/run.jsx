@@ -113,7 +113,7 @@ export function RunPage({ params, about }) {
     <>
       <Bar trail={trail} deep>
         {record && <Figures record={record} now={now} />}
-        {record && !embedded && <span class="acts"><RunActs run={record.run} about={about} onChanged={again} /><Compare run={record.run} /></span>}
+        {record && !embedded && <span class="acts" key={status}><RunActs run={record.run} about={about} onChanged={again} /><Compare run={record.run} /></span>}
       </Bar>
       {error && <div class="trouble"><Problem error={error} old={Boolean(record)} onRetry={again} /></div>}
       <div class="stripline"><Boundary what="The strip" of={record}>{strip}</Boundary></div>

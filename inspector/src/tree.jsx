@@ -17,11 +17,10 @@ const OVER = 10; // rows above and below those in sight
 // What is shown: {step, depth, inner: whether it has rows inside, open}.
 function rowsOf(record, open, all, found) {
   const rows = [];
-  const shown = (step) => all || !isBookkeeping(record, step);
+  const fits = (step) => (found ? found.around.has(step.id) || found.hits.has(step.id) : all || !isBookkeeping(record, step));
   const walk = (id, depth) => {
-    for (const step of record.inside(id)) {
-      if (found ? !found.around.has(step.id) && !found.hits.has(step.id) : !shown(step)) continue;
-      const inner = record.inside(step.id).some((one) => (found ? found.around.has(one.id) || found.hits.has(one.id) : shown(one)));
+    for (const step of record.inside(id).filter(fits)) {
+      const inner = record.inside(step.id).some(fits);
       const unfolded = inner && (found ? found.around.has(step.id) : open(step.id));
       rows.push({ step, depth, inner, open: unfolded });
       if (unfolded) walk(step.id, depth + 1);

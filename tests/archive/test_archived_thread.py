@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import json
+import re
 from collections.abc import Callable
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +23,7 @@ from tests.log import test_history_parts as parts
 from tests.log.kinds import CALLS, INPUTS, KINDS
 from tests.log.pages import page_of
 
+TIMES = re.compile(r"\d[\d.,]* (µs|ms|s)\b|\d+:\d\d")
 CHANGES = (
     parts.forked,
     parts.resumed,
@@ -137,16 +141,27 @@ def test_an_archive_reads_every_kind_of_graph(kinds: list[str]) -> None:
         made = KINDS[kind].compile("sync", store)
         thread = made.thread(f"a/{kind}")
         for _ in range(2):
-            thread.run(INPUTS).raise_error()
+            run = thread.run(INPUTS)
+            run.raise_error()
         CALLS.take()
         check(archive, thread)
         graph = archive.thread(thread.name).graph()
-        assert graph is not None
         assert (graph.explain(), graph.to_mermaid(), graph.to_svg()) == (
             made.graph.explain(),
             made.graph.to_mermaid(),
             made.graph.to_svg(),
         ), kind
+        told = [TIMES.sub("", one.report()).split() for one in (archive.thread(thread.name), run)]
+        assert told[0] == told[1]
+
+
+def test_a_node_of_less_than_a_microsecond_has_its_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It was cut to 0 microseconds when it was stored, and a report says nothing of those."""
+    store = Memory()
+    monkeypatch.setattr("time.perf_counter", partial(next, itertools.count(0.0, 4e-7)))
+    counter(store).thread("t").run({"n": 1})
+    monkeypatch.undo()
+    assert "(step 0, " in Archive(store).thread("t").report()
 
 
 def test_pages_of_the_three_stores_are_equal(tmp_path: Path, postgres: str) -> None:
@@ -249,9 +264,7 @@ def test_a_graph_is_laid_out_once_for_all_who_look_at_its_runs() -> None:
     store = Memory()
 
     def drawn(name: str) -> object:
-        graph = Archive(store).thread(name).graph()
-        assert graph is not None
-        return graph.drawing()
+        return Archive(store).thread(name).graph().drawing()
 
     graph = Graph(name="LaidOutOnce").add_node("add", lambda n: {"n": n + 1}, writes=["n"]).add_path(START, "add", END)
     for name in ("a", "b"):

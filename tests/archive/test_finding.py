@@ -14,7 +14,7 @@ from dspyer.stores import Memory, SQLite
 from dspyer.stores.base import Row
 from dspyer.testing import ScriptedLM
 
-LONG = "long " * 400 + "tail of it"
+LONG = 'the "key"\n' + "long " * 400 + "tail of it"
 
 
 def filled() -> Memory:
@@ -43,6 +43,8 @@ FOUND: list[tuple[dict[str, Any], str]] = [
     ({"contains": "key OF7"}, "open"),
     ({"contains": "lambda a, n:"}, "bad"),
     ({"contains": "4711"}, "one"),
+    ({"contains": 'the "key"\n'}, "two"),
+    ({"contains": "prompt_tokens"}, ""),
     ({"contains": "division by"}, "bad"),
     ({"contains": "send ärger"}, "open"),
     ({"contains": "lisbon"}, "lm"),
@@ -224,4 +226,4 @@ def test_examples_are_of_the_runs_that_are_chosen() -> None:
         archive.examples("judge")
     with pytest.raises(TypeError, match=r"no filter 'statu'.* Did you mean 'status'"):
         archive.examples("sort", statu="failed")
-    assert len([*archive.records(graph="Out", limit=2)]) == 2
+    assert len(archive.examples("sort", graph="Out", limit=2)) == 2

@@ -16,6 +16,7 @@ from tenacity import wait_none
 from dspyer import END, START, Archive, Context, Graph, Retry, live, reducers
 from dspyer.stores import Memory
 from tests.children import run_python
+from tests.log.counting import Counting
 from tests.rows import each
 
 SECRET = "s3cret-key"
@@ -108,6 +109,23 @@ def test_another_rule_is_no_changed_graph() -> None:
     assert other.resume({"ok": "yes"}).status == "failed"
     assert [run.header["hidden"] for run in store.runs("t")] == [["key"]]
     assert (other.record().hidden, Archive(store).thread("t").record().hidden) == (("user",), ("key",))
+
+
+def test_a_list_of_failed_runs_reads_no_more_rows_to_hide_their_failures() -> None:
+    read, shown = list[int](), list[str]()
+    for redact in (None, ["key"], by_function):
+        store = Counting()
+        thread = graph().compile(store=store, redact=redact).thread("t")
+        thread.run({"key": SECRET})
+        thread.resume({"ok": "yes"})
+        store.read = 0
+        archive = Archive(store)
+        shown += [info.failure.message for info in archive.runs() if info.failure]
+        assert archive.overview().failures[0].message == shown[-1].replace("3", "#")
+        read.append(store.read)
+        assert f"<{SECRET}>" not in str(Archive(store, redact=["copied"]).runs()[0].to_dict())
+    assert shown == [f"<{SECRET}>", f"<{HIDDEN}>", HIDDEN]
+    assert read[1:] == read[:1] * 2
 
 
 def test_a_malformed_pattern_is_refused() -> None:

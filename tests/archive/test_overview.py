@@ -11,7 +11,7 @@ import dspy
 import pytest
 
 from dspyer import END, START, Archive, Graph
-from dspyer.stores import SQLite
+from dspyer.stores import Memory, SQLite
 from dspyer.stores.base import Row
 from dspyer.testing import ScriptedLM
 from tests.log.failing import Crash, FailingMemory, crash
@@ -38,6 +38,18 @@ def test_figures_are_those_of_the_runs_whatever_processes_have_worked_on_them() 
     assert {one.name: one.runs for one in found.nodes} == {"lead": 2, "again": 2}
     assert tuple(map(sum, zip(*[one.tokens for one in found.nodes], strict=True))) == tokens
     assert all(one.p50 is not None and 0 < one.p50 <= (found.p95 or 0) for one in found.nodes)
+
+
+def test_a_run_that_comes_to_no_node_counts_and_a_correction_does_not() -> None:
+    store = Memory()
+    graph = Graph(keep=["n"]).add_node("add", lambda n: {"n": n + 1}, writes=["n"]).add_edge("add", END)
+    thread = (
+        graph.add_conditional_edges(START, lambda n: "add" if n else END, ["add", END]).compile(store=store).thread("t")
+    )
+    for n in (0, 1):
+        thread.run({"n": n})
+    thread.update({"n": 5})
+    assert (Archive(store).overview().runs, len(Archive(store).runs())) == (2, 3)
 
 
 class NoValues(SQLite):

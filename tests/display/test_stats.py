@@ -459,16 +459,6 @@ class Checked(BaseModel):
     problems: list[str] = []
 
 
-def test_a_small_cost_is_not_shown_as_nothing() -> None:
-    graph = Graph().add_node("say", dspy.Predict("question -> answer")).add_path(START, "say", END)
-    program = graph.compile(budget=Budget(cost=1, prices={"scripted": (0.15, 0.60)}))
-    with ScriptedLM([{"answer": "The moon."}]):
-        run = program.run({"question": "Why?"})
-    assert run.cost is not None
-    assert 0 < run.cost < 0.0001
-    assert str(run.stats()).splitlines()[1].endswith(f"{run.cost:.6f}")
-
-
 class OrNone(BaseModel):
     docs: list[str] | None = None
     texts: list[str] | None = None

@@ -138,7 +138,7 @@ def tab(page: Any, desk: Served) -> Iterator[Tab]:
     one.clean()
 
 
-def test_the_conversation_of_an_agent(tab: Tab) -> None:
+def test_the_conversation_of_an_agent(tab: Tab, desk: Served) -> None:
     page = tab.run("rich", step="rich.1/trunk:2")
     talk = page.locator(".talk").first
     talk.wait_for()
@@ -178,8 +178,13 @@ def test_the_conversation_of_an_agent(tab: Tab) -> None:
     page.emulate_media(color_scheme="dark")
     page.set_viewport_size({"width": 380, "height": 800})
     fits(page, "a conversation on a phone")
-    # A call that waits shows the form of its answer, which is sent from here.
     page.set_viewport_size({"width": 1440, "height": 900})
+    # A step inside of an agent has recorded what it added: nothing was taken away from the messages.
+    second = next(one for one in desk.program.thread("rich").record().steps if (one.node, one.visit) == ("react", 2))
+    tab.run("rich", step=second.id, tab="changes")
+    page.locator("#panel ins").first.wait_for()
+    assert page.locator("#panel del").count() == 0
+    # A call that waits shows the form of its answer, which is sent from here.
     tab.run("waits", step="waits.1/trunk:2")
     asks = page.locator(".talk .beneath", has_text="Waits for approval")
     asks.get_by_label("Approve", exact=True).check()

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from pydantic import BaseModel
 
 import dspyer.inspector
-from dspyer import END, START, Archive, CompiledGraph, Context, Graph, live, reducers
+from dspyer import END, START, Archive, CompiledGraph, Context, Graph, agents, live, reducers
 from dspyer.archive.archived_thread import ArchivedThread
 from dspyer.stores import Memory
 from dspyer.testing import ScriptedLM, no_pauses
@@ -298,6 +298,18 @@ def test_examples_come_from_some_runs_at_a_time_or_from_one() -> None:
     auth = {"X-Dspyer-Token": TOKEN}
     for node, status in (("odd", 404), ("", 400)):
         assert request(app, "GET", f"/api/examples?node={node}", headers=auth).status_code == status
+
+
+def test_a_long_message_that_no_turn_has_taken_is_sent_as_its_beginning() -> None:
+    store = Memory()
+    thread = agents.tool_loop("q -> a", []).compile(store=store).thread("t")
+    with ScriptedLM([{"next_thought": "", "tool_calls": {"tool_calls": [{"name": "submit", "args": {"a": "x"}}]}}]):
+        thread.run({"q": "?"})
+    sent = thread.send("long " * 12_000)
+    (unread,) = get(app := app_of(store), "record", thread="t")["run"]["unread"]
+    assert unread["text"]["text"] == sent.text[:1_000]
+    more = unread["text"]["more"]
+    assert get(app, "values", thread="t", id=more)["values"] == {more: sent.text}
 
 
 # --- wrong requests

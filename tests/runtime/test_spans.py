@@ -517,13 +517,16 @@ def test_texts_that_cannot_be_changed_and_short_values_are_hidden_too(
 ) -> None:
     monkeypatch.setenv(CAPTURE, "true")
 
-    def fail(secret: str, n: int) -> Any:
+    def fail(secret: str, n: int, number: dict[str, int]) -> Any:
         raise OwnTextError
 
     def item(secret: str) -> Any:
         raise OwnTextError
 
-    graph = Graph(name="Inner", inputs=["secret", "n"]).add_node("list", lambda secret: {"secrets": [secret]})
+    def listed(secret: str, n: int) -> dict[str, Any]:
+        return {"secrets": [secret], "number": {"copied": n}}
+
+    graph = Graph(name="Inner", inputs=["secret", "n"]).add_node("list", listed)
     graph.add_map(
         "map", item, over="secrets", item="secret", into="found", failures="lost", retry=Retry(2, on=OwnTextError)
     )

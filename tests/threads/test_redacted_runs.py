@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from pydantic import BaseModel
 
-from dspyer import END, START, Context, Graph
+from dspyer import END, START, Context, Graph, Send
 from dspyer.events import Committed, Emitted
 from dspyer.extend import Layer, Stop
 from dspyer.stores import Memory
@@ -112,3 +112,17 @@ def test_why_a_run_was_stopped_is_redacted() -> None:
     run = graph.compile(redact=["token"], layers=[Closed()]).run({"token": SECRET})
     assert run.status == "stopped"
     assert SECRET not in f"{run.error} {run.error!r}"
+
+
+def refuse(token: str) -> None:
+    raise ValueError(f"refused: {token}")
+
+
+def test_what_a_send_brings_to_a_hidden_field_is_hidden_in_why_its_node_fails() -> None:
+    graph = Graph(State).add_node("go", lambda: None, writes=[]).add_node("fail", refuse, writes=[])
+    graph.add_conditional_edges("go", lambda: [Send("fail", {"token": SECRET})], ["fail"])
+    graph.add_edge(START, "go").add_edge("fail", END)
+    run = graph.compile(redact=["token"], store=":memory:").thread("t").run({})
+    shown = f"{[event.to_dict() for event in run.events]} {run.error} {run.report()} {run.record().to_dict()}"
+    assert "refused: [redacted]" in shown
+    assert SECRET not in shown
