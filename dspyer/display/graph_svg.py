@@ -290,6 +290,7 @@ EDGE_GAP = 22.0  # the same next to an edge that passes
 ROW_GAP = 21.0  # between rows
 SWEEPS = 8  # orders that are tried to reduce crossings
 ROUNDS = 160  # passes that move each cell to the mean of its neighbours
+STRAIGHTENED = 40  # passes that move each cell to the mean of its chain
 
 
 @dataclass(frozen=True, slots=True)
@@ -401,27 +402,16 @@ def across(grid: Grid, widths: Mapping[Cell, float]) -> dict[Cell, float]:
 
     for row in grid.rows:
         settle(row, [0.0] * len(row), [1.0] * len(row))
-    pulls = {cell: _pulls(grid, cell) for row in grid.rows for cell in row}
-    # Down and up in turn: one direction alone would pull all rows after the first one.
-    for sweep in range(ROUNDS):
-        for row in grid.rows if sweep % 2 == 0 else reversed(grid.rows):
-            weights = [sum(pulls[cell].values()) for cell in row]
-            wanted = [sum(x[other] * pull for other, pull in pulls[cell].items()) for cell in row]
-            settle(row, [total / weight for total, weight in zip(wanted, weights, strict=True)], weights)
-    # Afterwards, and with little weight for what is no chain: a mean of neighbours alone leaves long edges slanted.
-    chains = {cell: chain for chain in _chains(grid) for cell in chain}
-    for _ in range(5 * SWEEPS):
-        for row in grid.rows:
-            lengths = [len(chains[cell]) for cell in row]
-            settle(row, [sum(x[other] for other in chains[cell]) / len(chains[cell]) for cell in row], lengths)
+    cells = [cell for row in grid.rows for cell in row]
+    near = {cell: (*grid.above.get(cell, ()), *grid.below.get(cell, ())) for cell in cells}
+    # To the neighbours, then with little weight for what is no chain: the first alone would leave long edges slanted.
+    for groups, rounds in ((near, ROUNDS), ({cell: chain for chain in _chains(grid) for cell in chain}, STRAIGHTENED)):
+        for sweep in range(rounds):
+            # Down and up in turn: one direction alone would pull all rows after the first one.
+            for row in grid.rows if sweep % 2 == 0 else reversed(grid.rows):
+                weights = [len(groups[cell]) for cell in row]
+                settle(row, [sum(x[one] for one in groups[cell]) / len(groups[cell]) for cell in row], weights)
     return x
-
-
-def _pulls(grid: Grid, cell: Cell) -> dict[Cell, float]:
-    """The pull of each neighbour of a cell: less, the more edges one of the two has on that side."""
-    upper, lower = grid.above.get(cell, ()), grid.below.get(cell, ())
-    pulls = {other: 1 / max(len(upper), len(grid.below[other])) for other in upper}
-    return pulls | {other: 1 / max(len(lower), len(grid.above[other])) for other in lower}
 
 
 def _chains(grid: Grid) -> list[tuple[Cell, ...]]:
@@ -558,8 +548,7 @@ class Layout:
                 out = max(reach[side][row] for row in span) + LANE_GAP
                 if source == target:
                     out, at_side = side * x[source] + self._half(source) + LANE_GAP, (True, True)
-                # 60: a way through a gap looks worse than one that is longer by so much.
-                cost = sum(out - side * x[node] - self._half(node) for node in key) + 60 * at_side.count(False)
+                cost = sum(out - side * x[node] - self._half(node) for node in key)
                 choices.append((cost, -side, out, side, at_side))
             _, _, out, side, at_side = min(choices)
             lanes.append(Lane(key, side, side * out, at_side))

@@ -383,9 +383,7 @@ class Display:
             self._watching = None
             self._stop.set()
             self._thread.join()
-            if self._screen is not None:
-                with self._ending_on_error():
-                    self._screen.close(self._counted(), time.monotonic())
+            self._show(last=True)
             self._screen = None
 
     def forget(self) -> None:
@@ -406,13 +404,14 @@ class Display:
 
     def _draw(self) -> None:
         while self._screen is not None and not self._stop.wait(REFRESH):
-            with self._ending_on_error():
-                self._screen.show(self._counted(), time.monotonic())
+            self._show()
 
-    def _counted(self) -> RunningRuns:
-        while self._arrived:  # only this thread takes from the queue, so it needs no lock
-            self._runs.note(*self._arrived.popleft())
-        return self._runs
+    def _show(self, *, last: bool = False) -> None:
+        if self._screen is not None:
+            with self._ending_on_error():
+                while self._arrived:  # only one thread at a time takes from the queue, so it needs no lock
+                    self._runs.note(*self._arrived.popleft())
+                self._screen.show(self._runs, time.monotonic(), last=last)
 
     @contextmanager
     def _ending_on_error(self) -> Iterator[None]:

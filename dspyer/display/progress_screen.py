@@ -303,18 +303,14 @@ class TerminalScreen:
                 setattr(sys, name, own)
             self._replace_in_handlers()
 
-    def show(self, runs: RunningRuns, now: float) -> None:
-        """Draws what runs."""
+    def show(self, runs: RunningRuns, now: float, *, last: bool) -> None:
+        """Draws what runs; at the end it leaves the `last` lines, and gives back the streams."""
         with self._lock:
             if self._live is None:
                 return  # a print has found that the terminal is gone
-            begun = [_decoded(text) for lines in self._replaced.values() if (text := lines.begun)]
-            self._live.update(Group(*begun, Board(runs, now)), refresh=True)
-
-    def close(self, runs: RunningRuns, now: float) -> None:
-        """Ends the display, and leaves the last lines."""
-        with self._lock:
-            if self._live is None:
+            if not last:
+                begun = [_decoded(text) for lines in self._replaced.values() if (text := lines.begun)]
+                self._live.update(Group(*begun, Board(runs, now)), refresh=True)
                 return
             self._live.stop()
             self._live = None
@@ -429,13 +425,9 @@ class NotebookScreen:
         """Begins the display."""
         self._handle = self._displays.display(self._html(Text()), display_id=True)
 
-    def show(self, runs: RunningRuns, now: float) -> None:
-        """Draws what runs."""
-        self._handle.update(self._html(Board(runs, now)))
-
-    def close(self, runs: RunningRuns, now: float) -> None:
-        """Leaves the last lines."""
-        self._handle.update(self._html(Board(runs, now, last=True)))
+    def show(self, runs: RunningRuns, now: float, *, last: bool) -> None:
+        """Draws what runs, or the last lines."""
+        self._handle.update(self._html(Board(runs, now, last=last)))
 
     def release(self, *, forked: bool = False) -> None:
         """Does nothing: it has replaced no stream."""

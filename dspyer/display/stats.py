@@ -112,6 +112,7 @@ class NodeStats:
         }
 
 
+@dataclass(eq=False, repr=False)
 class Stats(ShownTable):
     """The reliability and cost of the nodes of a run. As text it is a table, in a notebook too.
 
@@ -129,12 +130,9 @@ class Stats(ShownTable):
         (1, {'ZeroDivisionError': 1})
     """
 
-    def __init__(
-        self, nodes: Iterable[NodeStats], usage: Mapping[str, Mapping[str, Any]], unknown: Iterable[str] = ()
-    ) -> None:
-        self.nodes: dict[str, NodeStats] = {one.node: one for one in nodes}
-        self.usage = {name: dict(tokens) for name, tokens in usage.items()}
-        self.unknown = tuple(unknown)
+    nodes: dict[str, NodeStats]
+    usage: Mapping[str, Mapping[str, Any]]
+    unknown: Sequence[str] = ()
 
     def to_dict(self) -> dict[str, Any]:
         """Return the JSON form: a list of nodes, the usage, and what is unknown.
@@ -202,7 +200,7 @@ _COLUMNS: Mapping[str, Callable[[NodeStats], str]] = {
     "accepted": _share("accepted"),
     "failed": _share("failed"),
     "failed visits": _count("failed_visits"),
-    "attempts": lambda one: _number(one.mean_attempts, 2),
+    "attempts": lambda one: f"{one.attempts / one.total:.2f}" if one.total else "",
     "timeouts": _count("timeouts"),
     "cached": _count("cached"),
     "p50 s": lambda one: _seconds(one.percentile(0.5)),
@@ -227,10 +225,6 @@ def _percent_text(count: int, total: int) -> str:
         return ""
     share = 100 * count / total
     return "100 %" if count == total else f"{min(max(share, 0.1), 99.9):.1f} %"
-
-
-def _number(value: float | None, digits: int) -> str:
-    return "" if value is None else f"{value:.{digits}f}"
 
 
 def _seconds(value: float | None) -> str:
@@ -259,7 +253,7 @@ def count_stats(records: Iterable[Record], unknown: Iterable[str] = (), recorded
         missing.append(f"{more:,} tokens are of LM calls that were not recorded: the figures of nodes lack them")
     if not recorded or (not counter.calls and tokens):  # tokens without a call: the program has recorded none
         counter.forget_calls()
-    return Stats(counter.ended(), usage, list(dict.fromkeys(missing)))
+    return Stats({one.node: one for one in counter.ended()}, usage, tuple(dict.fromkeys(missing)))
 
 
 KILLED = "of a process that was killed, LM calls are known as far as it had written them"

@@ -371,7 +371,9 @@ class RunSpans:
             with self._current_node(call.node, running.span):
                 return (yield from inner(call))
         except BaseException as error:
-            self._left_with(execution, error)
+            if not isinstance(error, Exception):  # a failure is recorded by its event
+                self._left(running.span, error)
+                self._finish(execution)
             raise
         finally:
             # Here and not at the event: waiting for siblings, or for the store, is no time of the node.
@@ -437,30 +439,22 @@ class RunSpans:
             with _Current(self._api, self._api.trace.set_span_in_context(span)):
                 return (yield from inner(call))
         except BaseException as error:
-            self._part_raised(span, error)
+            if isinstance(error, Exception):
+                with self._guard:  # what must be hidden in its text is known later
+                    self._failed(span, error, hides=bool(self._hidden.redactors))
+            else:
+                self._left(span, error)
             raise
         finally:
             self._running.pop(key, None)
             self._end_span(span)
 
-    def _part_raised(self, span: Span, error: BaseException) -> None:
+    def _left(self, span: Span, error: BaseException) -> None:
+        """Notes on a span what its script has asked, or that it was cancelled."""
         with self._guard:
-            if isinstance(error, Interrupt):
-                self._asked(span, error)
-            elif not isinstance(error, Exception):
-                span.set_attribute(STATUS, "stopped")
-            else:  # what must be hidden in its text is known later
-                self._failed(span, error, hides=bool(self._hidden.redactors))
-
-    def _left_with(self, execution: str, error: BaseException) -> None:
-        """Ends the span of an execution that has asked, or was cancelled; a failure is recorded by its event."""
-        if isinstance(error, Exception):
-            return
-        running = self._running.get(execution)
-        if running is not None and isinstance(error, Interrupt):
-            with self._guard:
-                self._asked(running.span, error)
-        self._finish(execution, "interrupted" if isinstance(error, Interrupt) else "stopped")
+            for question in error.questions if isinstance(error, Interrupt) else ():
+                span.add_event("dspyer.interrupt", self._question(question))
+            span.set_attribute(STATUS, "interrupted" if isinstance(error, Interrupt) else "stopped")
 
     def _finish(self, execution: str, status: str = "") -> None:
         """Ends the span of an execution, at the time when its script ended."""
@@ -569,10 +563,6 @@ class RunSpans:
             self._finish(event.execution, "failed")
 
     # --- what is shown
-
-    def _asked(self, span: Span, interrupt: Interrupt) -> None:
-        for question in interrupt.questions:
-            span.add_event("dspyer.interrupt", self._question(question))
 
     def _question(self, question: Any) -> dict[str, Any]:
         told = {"key": question.key, "node": question.node}
