@@ -25,7 +25,7 @@ export function Bar({ trail, deep, children }) {
         <span class="store" title={about.store}>{about.store.replace(/^.*[/\\]/, "")}<span class="tag">{about.acts ? about.programs.join(", ") : "read only"}</span></span>
       )}
       <button type="button" class="plain" onClick={nextTheme} aria-label={`Colours: ${theme}`} title={`Colours: ${theme}`}>{{ system: "◐", light: "☀", dark: "☾" }[theme]}</button>
-      <button type="button" class="plain" onClick={showKeys} aria-label="Keys" title="Keys (?)">?</button>
+      <button type="button" class="plain keys" onClick={showKeys} aria-label="Keys" title="Keys (?)">?</button>
     </header>
   );
 }

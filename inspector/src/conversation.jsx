@@ -133,7 +133,7 @@ function Call({ record, call, refused, about, depth }) {
   const failed = result?.error || step?.status === "failed";
   const kind = submits ? "check" : step?.kind === "agent" ? "agent" : "tool";
   return (
-    <section class={`card call${submits && !refused && !failed ? " final" : ""}`} aria-label={`call of ${name}`}>
+    <div role="group" class={`card call${submits && !refused && !failed ? " final" : ""}`} aria-label={`call of ${name}`}>
       <header>
         <Kind kind={kind} />
         {step ? <a class="mono name" href={stepLink(step.id)}>{name}</a> : <span class="mono name">{name}</span>}
@@ -151,7 +151,7 @@ function Call({ record, call, refused, about, depth }) {
       {step?.asked && <Asked record={record} step={step} about={about} place="beneath" />}
       {step?.posts.length > 0 && <Posts record={record} posts={step.posts} />}
       {inner && <Inside record={record} step={step} about={about} depth={depth} />}
-    </section>
+    </div>
   );
 }
 

@@ -46,7 +46,7 @@ function FieldEditor({ name, type, schema, value, draft, problems, onDraft }) {
   return (
     <div class="edit">
       <button type="button" class="twist" aria-expanded={shown} onClick={() => setOpen(!open)}>
-        <code>{name}</code> <span class="faint">{type}</span> {changed && <Tag tone="wait">changed</Tag>} {!shown && <span class="soft">{gist(value)}</span>}
+        <code>{name}</code> <span class="faint">{type}</span> {changed && <Tag tone="wait">changed</Tag>}{!shown && <span class="soft">{gist(value)}</span>}
       </button>
       {shown && (
         <Input {...{ schema, problems }} id={`edit-${name}`} path={name} label={name} root={schema} value={changed ? draft.typed : asTyped(schema, value, schema)} onValue={(typed) => onDraft({ typed })} />

@@ -64,7 +64,7 @@ function Ticks({ all, x, width, height }) {
     const till = Math.min(fold.from, begun + b - work);
     for (let n = Math.ceil((from - all.from) / every - 1e-9); all.from + n * every <= till + 1e-9; n += 1) {
       const at = x(all.from + n * every);
-      if (x.folds.some((one) => at > one.x - 52 && at < one.x + one.width + 46)) continue;
+      if (x.folds.some((one) => at > one.x - 74 && at < one.x + one.width + 46)) continue;
       const label = n === 0 ? "0" : every < 0.1 && n * every >= 1 ? `${(n * every).toFixed(every < 0.01 ? 3 : 2)} s` : duration(n * every);
       ticks.push(<g key={n}><line x1={at} x2={at} y1="14" y2={height} class="grid" /><text x={Math.min(at, width - 34)} y="10" class="tick">{label}</text></g>);
     }

@@ -267,6 +267,7 @@ def test_a_copy_with_an_edited_state(tab: Tab, desk: Served) -> None:
     dialog.get_by_role("button", name="Copy and run").click()
     dialog.get_by_text("this is no number").wait_for()
     dialog.get_by_label("words").fill("3")
+    assert dialog.get_by_label("words").bounding_box()["width"] > 400
     page.keyboard.press("Escape")  # what was typed stays
     page.get_by_role("button", name="Copy with edit").click()
     assert dialog.get_by_label("words").input_value() == "3"
