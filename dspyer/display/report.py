@@ -17,8 +17,8 @@ from dspyer import DELETE, Replace
 from dspyer.display.amounts import count_of, duration_text, one_line
 from dspyer.display.tokens import total_of
 from dspyer.errors import brief, error_text
-from dspyer.events import Answered, Commit, MergedConflict, Question, is_built_in, told
-from dspyer.extend import Event, path_text, thaw
+from dspyer.events import Answered, Commit, MergedConflict, Question
+from dspyer.extend import path_text, thaw
 from dspyer.failure import Failure
 from dspyer.message_list import ROLES
 from dspyer.record import Record, RecordStep
@@ -27,7 +27,7 @@ from dspyer.reducers import Updates
 WIDTH = 100  # characters of a line
 DEEPEST = 24  # characters to the right; what is deeper is not further to the right
 SHOWN = 12  # fields of a commit, authors of a conflict, or failed items of a node that are listed
-TOLD = 20  # lines of events
+TOLD = 20  # lines of an error
 ROWS = 400  # steps that are listed: the first and the last half of them
 
 OUTCOMES = {"failed": "failed", "waiting": "waits for an answer", "running": "runs", "stopped": "was not started"}
@@ -42,11 +42,10 @@ def outcome(step: RecordStep) -> str:
     return "was stopped" if begun else OUTCOMES.get(step.status, step.status)
 
 
-def describe_run(record: Record, error: BaseException | None = None, events: Iterable[Event] = ()) -> str:
+def describe_run(record: Record, error: BaseException | None = None) -> str:
     """The report of a run, at most 100 columns wide: one line that sums it up, its commits, and its error.
 
-    `error` is why it is not completed, if more is known than the failures that ended it; of `events`, those of classes
-    of a user are told.
+    `error` is why it is not completed, if more is known than the failures that ended it.
     """
     own = [step for step in record.steps if step.parent is None]
     rows, depths = _shown(record)
@@ -60,8 +59,6 @@ def describe_run(record: Record, error: BaseException | None = None, events: Ite
             lines += _row_lines(row, depths[row.id], labels, questions.get(row.id, ()))
         elif number == ROWS // 2:
             lines.append(f"... {len(rows) - 2 * (ROWS // 2)} more: run.commits has them all")
-    if of_users := _told(events):
-        lines += ["", "Events", *[f"  {_clip(text, WIDTH - 2)}" for text in of_users]]
     if texts := _failure_lines(record.failures) if error is None else _error_lines(error):
         lines.append("")
         for text in texts[:TOLD]:
@@ -110,12 +107,6 @@ def _until(question: Question) -> str:
     if question.expires is None:
         return ""
     return f" (expires {datetime.fromtimestamp(question.expires).astimezone():%Y-%m-%d %H:%M:%S})"
-
-
-def _told(events: Iterable[Event]) -> list[str]:
-    """The lines of the events of other classes than those of `dspyer.events`; of equal ones, one with their number."""
-    lines = _grouped([one_line(told(event)) for event in events if not is_built_in(event)])
-    return _first(lines, "other lines: run.events has them all", TOLD)
 
 
 def _error_lines(error: BaseException) -> list[str]:
@@ -297,27 +288,13 @@ def _brief(value: object) -> str:
     if isinstance(plain, Failure):
         return _short(str(plain), 76)
     items = plain if isinstance(plain, list) else [plain]
-    for is_kind, text in ((_is_message, _message_text), (_is_trial, _trial_text)):
-        if items and all(map(is_kind, items)):
-            more = f" | and {len(items) - 4} more" if len(items) > 4 else ""
-            return " | ".join(map(text, items[:4])) + more
-    return brief(plain, 76)
+    if not items or not all(map(_is_message, items)):
+        return brief(plain, 76)
+    return " | ".join([*map(_message_text, items[:4]), *([f"and {len(items) - 4} more"] if len(items) > 4 else [])])
 
 
 def _is_message(value: Any) -> bool:
     return isinstance(value, dict) and value.get("role") in ROLES
-
-
-def _is_trial(value: Any) -> bool:
-    """Return whether a value is a trial of a search, as its field `trials` holds it."""
-    return isinstance(value, dict) and value.keys() >= {"name", "parent", "patch", "reward"}
-
-
-def _trial_text(trial: dict[str, Any]) -> str:
-    """A trial in a few words: its name, and its reward or why it has none."""
-    failure = trial.get("failure")
-    outcome = f"failed with {failure.type}" if isinstance(failure, Failure) else f"reward {brief(trial['reward'])}"
-    return one_line(f"{trial['name']} {outcome}")
 
 
 def _message_text(message: dict[str, Any]) -> str:

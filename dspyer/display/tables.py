@@ -1,12 +1,10 @@
-"""Tables of texts, as lines and as HTML: columns of names are aligned left, all others right."""
+"""Tables of texts: columns of names are aligned left, all others right."""
 
 from __future__ import annotations
 
 import html
 from collections.abc import Sequence
-from typing import ClassVar, Final
-
-_CELL: Final = "padding:.3em .8em;border-bottom:1px solid #8884;white-space:nowrap;text-align:"
+from typing import ClassVar
 
 
 def table_lines(rows: Sequence[Sequence[str]], names: int = 1) -> list[str]:
@@ -42,18 +40,4 @@ class ShownTable:
     __repr__ = __str__
 
     def _repr_html_(self) -> str:
-        above, rows, below = self.shown()
-        lines = [
-            "".join(
-                f'<{"td" if number else "th"} style="{_CELL}{"right" if place >= self.names else "left"}">'
-                f"{html.escape(cell)}</{'td' if number else 'th'}>"
-                for place, cell in enumerate(cells)
-            )
-            for number, cells in enumerate(rows)
-        ]
-        remarks = "".join(f"<li>{html.escape(remark)}</li>" for remark in [*above, *below])
-        return (
-            '<div style="overflow-x:auto"><table style="border-collapse:collapse;font-variant-numeric:tabular-nums">'
-            f"{''.join(f'<tr>{line}</tr>' for line in lines)}</table></div>"
-            + (f'<ul style="font-size:90%">{remarks}</ul>' if remarks else "")
-        )
+        return f"<pre>{html.escape(str(self))}</pre>"

@@ -193,8 +193,8 @@ def _lm_of(program: CompiledGraph, asked: str, wanted: str | None) -> Any:
     known = {lm.model: lm for lm in (*own, dspy.settings.lm) if lm is not None}
     if not known:
         raise RefusedError(422, f"the program has no language model: {NO_LM}")
-    lm = known.get(wanted or asked) or known.get(asked) or next(iter(known.values()))
-    return lm if wanted is None or lm.model == wanted else lm.copy(model=wanted)
+    name = wanted or asked
+    return known[name] if name in known else (known.get(asked) or next(iter(known.values()))).copy(model=name)
 
 
 def _each(given: Mapping[str, Any], read: Callable[[str, Any], Any], refusal: str) -> dict[str, Any]:

@@ -687,7 +687,7 @@ class Run:
             Run completed in ...: graph 'Graph', 2 commits, 1 node call
             ...
         """
-        return display.describe_run(self.record(), self.error, self.events)
+        return display.describe_run(self.record(), self.error)
 
     def view_tokens(self, count: Count | None = None) -> display.Tokens:
         """The tokens of what nodes have read: each view compared with the whole field; other inputs are sent whole.

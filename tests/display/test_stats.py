@@ -249,9 +249,7 @@ def test_the_table() -> None:
     assert [line.split()[:2] for line in lines[1:4]] == [["draft", "1"], ["short", "2"], ["draft_fix", "1"]]
     assert lines[4] == "short: 1 x 'too long'"
     assert lines[5].startswith("spent on outputs that a check refused: 0.")
-    html = stats._repr_html_()
-    assert html.count("<tr>") == 4
-    assert "<b>" not in html
+    assert stats._repr_html_() == f"<pre>{stats}</pre>".replace("'", "&#x27;")
     assert json.loads(json.dumps(stats.to_dict())) == stats.to_dict()
 
 

@@ -156,14 +156,6 @@ def test_it_is_seen_under_retry_in_a_map_and_in_a_nested_graph(colour: str) -> N
     ]
 
 
-def test_reports_show_it_at_its_execution() -> None:
-    with no_pauses():
-        run = retried("sync").run(INPUTS)
-    report = run.report()
-    first, *others = report.split("\nEvents\n")[1].splitlines()
-    assert (first, sorted(others)) == ("  shout: 3 characters × 2", ["  each: 1 characters", "  each: 3 characters"])
-
-
 def test_spans_have_it_as_an_event_of_its_execution() -> None:
     with tracing() as traces, no_pauses():
         retried("sync").run(INPUTS)
@@ -262,12 +254,6 @@ class Worded(Event):
     label = "words"  # type: ignore[assignment]
 
 
-@dataclass(frozen=True)
-class Speechless(Event):
-    def label(self) -> str:
-        return None  # type: ignore[return-value]
-
-
 @each(
     "event, words",
     [
@@ -284,20 +270,3 @@ def test_a_class_that_takes_the_place_of_what_every_event_has_is_refused(event: 
     run = Graph().add_node("emits", emits).add_path(START, "emits", END).compile().run({"text": "hey"})
     with pytest.raises(TypeError, match=words):
         run.raise_error()
-
-
-def test_a_label_that_is_no_text_is_shown_as_one() -> None:
-    def emits(text: str, ctx: Context) -> None:
-        ctx.emit(Speechless())
-
-    run = Graph().add_node("emits", emits).add_path(START, "emits", END).compile().run({"text": "hey"})
-    assert run.report().splitlines()[-1].strip() == "None"
-
-
-def test_an_event_of_the_library_that_no_display_knows_is_shown_as_it_says(monkeypatch: pytest.MonkeyPatch) -> None:
-    def emits(text: str, ctx: Context) -> None:
-        ctx.emit(Length("emits", "trunk:1", len(text)))
-
-    monkeypatch.setattr(Length, "__module__", Event.__module__)  # as if it were beside the others
-    run = Graph().add_node("emits", emits).add_path(START, "emits", END).compile().run({"text": "hey"})
-    assert run.report().splitlines()[-1].strip() == "emits: 3 characters"
