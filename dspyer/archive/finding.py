@@ -136,7 +136,8 @@ def holds(text: str, info: RunInfo, record: Record | None) -> bool:
         steps = [[step[name] for name in SAID] for step in written["steps"]]
         parts += [record.id, said_in(steps), *written["values"].values()]
     # As JSON: to look at each text of a value by itself takes several times as long.
-    wanted, found = [json.dumps(one, ensure_ascii=False).casefold() for one in (text, parts)]
+    apart = ("\n", "\n")  # what stands between texts is in none of them
+    wanted, found = [json.dumps(one, ensure_ascii=False, separators=apart).casefold() for one in (text, parts)]
     return wanted[1:-1] in found
 
 

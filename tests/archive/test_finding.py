@@ -64,6 +64,7 @@ FOUND: list[tuple[dict[str, Any], str]] = [
     ({"min_cost": 1e9}, ""),
     ({"min_seconds": 0.0}, "lm open bad two one"),
     ({"min_seconds": 1e9}, ""),
+    ({"contains": ", "}, "lm bad"),
 ]
 
 
