@@ -134,9 +134,6 @@ export function QuestionsPage({ params, about }) {
   const item = items[at] ?? (narrow || lost ? null : items[0]);
   useListKeys(list, ".ask", { Escape: (event, typing) => (typing ? event.target.blur() : params.id ? go("questions") : false) });
   useEffect(() => {
-    if (document.activeElement?.matches(".ask:focus-visible")) document.querySelector(".asking h2")?.focus(); // opened by a key: on to its form
-  }, [params.id]);
-  useEffect(() => {
     if (!busy) announce(`${plural(open, "question")} waiting`);
   }, [busy, open]);
   const done = () => {
