@@ -91,7 +91,7 @@ WORKS = (
     ],
     *[
         Work(f"inspector: {what} of 10,000 steps", "ms", "inspected", {"commits": 10_000, "what": what}, None, goal)
-        for what, goal in (("first rows", 500), ("jump", 200), ("step", 300))
+        for what, goal in (("first page", 1_000), ("step", 300))
     ],
     Work("stored: kill -9 in step 11, steps lost of 10", "steps", "killed", {"steps": 10}, {}, 0),
 )

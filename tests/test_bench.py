@@ -58,8 +58,9 @@ STORED_ROWS: list[tuple[str, dict[str, Any]]] = [
     ("idle_step", {"size": 50_000, "steps": 3}),
     ("fork_stored", {"items": 70, "forks": 20}),
     *[("head", {"commits": 5, "what": what}) for what in ("n", "messages")],
-    *[("archived", {"threads": 3, "what": what}) for what in ("list", "text")],
-    *[("inspected", {"commits": 5, "what": what}) for what in ("first rows", "jump", "step")],
+    *[("archived", {"threads": 3, "what": what}) for what in ("list", "contains", "overview")],
+    *[("recorded", {"commits": 5, "what": what}) for what in ("read", "JSON, gzip", "compare")],
+    *[("inspected", {"commits": 5, "what": what}) for what in ("first page", "step")],
 ]
 GRAPH_ROWS: list[tuple[str, dict[str, Any]]] = [
     ("loop", {"keys": 1, "steps": 4}),

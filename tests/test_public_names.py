@@ -81,7 +81,6 @@ def test_every_documented_name_is_public() -> None:
         "dspyer.archive.run_info.Page",  # as `archive.runs()`
         "dspyer.archive.run_info.RunInfo",  # as an item of it
         "dspyer.archive.run_info.Waiting",  # as an item of `archive.questions()`
-        "dspyer.archive.archived_thread.StoredGraph",  # as `archive.thread(name).graph()`
         "dspyer.display.stats.NodeStats",  # as `run.stats().nodes`
         "dspyer.display.stats.Stats",  # as `run.stats()`
         "dspyer.display.tokens.TokenRow",  # as `run.view_tokens().rows`

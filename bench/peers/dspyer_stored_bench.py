@@ -257,11 +257,10 @@ def recorded(commits: int, what: str) -> Round:
 
 
 INSPECTED = {
-    "first rows": ["threads", "run?thread=t", "commits?thread=t&count=200"],
-    "jump": ["commits?thread=t&first={at}&count=200"],
-    "step": ["commit?thread=t&id=t.1/trunk:{at}"],
+    "first page": ("record?thread=t",),
+    "step": ("values?thread=t&id={value}",),
 }
-"""What the inspector's page asks for: to show a run, at a jump, and to open a step."""
+"""What the inspector's page asks for: to show a run, and to open a step."""
 
 
 def inspected(commits: int, what: str) -> Round:
@@ -276,11 +275,13 @@ def inspected(commits: int, what: str) -> Round:
         headers = {"X-Dspyer-Token": "bench"}
         transport = httpx.ASGITransport(dspyer.inspector.app(path, token="bench"))
         async with httpx.AsyncClient(transport=transport, base_url="http://localhost", headers=headers) as client:
-            if what != "first rows":
-                await client.get("/api/run?thread=t")
+            known: dict[str, str] = {}
+            if what != "first page":
+                found = (await client.get("/api/record?thread=t")).json()
+                known = {"value": found["items"][-1]["wrote"]["n"]["value"]}
             start = perf_counter()
             for name in INSPECTED[what]:
-                response = await client.get(f"/api/{name.format(at=commits * 9 // 10)}")
+                response = await client.get(f"/api/{name.format(**known)}")
                 expect(response.status_code, 200)
             return perf_counter() - start
 

@@ -230,7 +230,7 @@ class Archive:
                 try:
                     for question, at in waiting_at(self._reader, Point(run.id, listed.last)):
                         since = datetime.fromtimestamp(listed.started if at is None else at, UTC)
-                        found.append(Waiting(thread, run.id, question, since))
+                        found.append(Waiting(thread, run.id, question, since, str(run.header.get("graph", ""))))
                 except StoreError as error:  # lists show it as it is
                     logger.warning("the questions of thread %r are left out: %s", thread, error)
         return sorted(found, key=lambda one: one.since)

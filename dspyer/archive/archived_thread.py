@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import os
 from collections.abc import AsyncIterator
-from dataclasses import dataclass
 from pathlib import Path
 
 import anyio
@@ -13,14 +12,11 @@ import anyio
 from dspyer import ImmutableState
 from dspyer.archive.run_info import RunInfo, run_info
 from dspyer.display import (
-    GraphDrawing,
     RunPath,
     Stats,
     count_stats,
     describe_run,
-    draw_mermaid,
     draw_svg,
-    drawing_of,
     write_page,
 )
 from dspyer.errors import StoreError, ThreadError, shows_removed
@@ -36,40 +32,6 @@ from dspyer.record.stored import FollowedRecords, drawn_graph, failures_of_run, 
 from dspyer.stores.base import ListedRun, Point
 from dspyer.waiting import cancellation_count
 from dspyer.worker_threads import run_in_thread
-
-
-@dataclass(frozen=True)
-class StoredGraph:
-    """The graph that made a run, as far as the run has stored it, with `fields`, the fields of its schema."""
-
-    facts: DrawnGraph
-
-    @property
-    def name(self) -> str:
-        """The name of the graph."""
-        return self.facts.name
-
-    def explain(self) -> str:
-        """The graph in words, as `program.graph.explain()` said when the run was made."""
-        return self.facts.text
-
-    def to_mermaid(self) -> str:
-        """The graph as Mermaid text."""
-        return draw_mermaid(self.facts)
-
-    def to_svg(self) -> str:
-        """The graph as a picture: an SVG document that loads nothing from elsewhere."""
-        return draw_svg(self.facts)
-
-    def drawing(self) -> GraphDrawing:
-        """The graph with all positions, for pages that draw it themselves."""
-        return drawing_of(self.facts)
-
-    def _repr_svg_(self) -> str:
-        return self.to_svg()
-
-    def __repr__(self) -> str:
-        return f"<graph {self.name}: {', '.join(self.facts.looks)}>"
 
 
 @shows_removed
@@ -150,12 +112,12 @@ class ArchivedThread(ReadsHistory):
             raise StoreError(found.broken)
         return found.state
 
-    def graph(self, run: str | None = None) -> StoredGraph:
+    def graph(self, run: str | None = None) -> DrawnGraph:
         """The graph that made a run; a `LookupError` if the run has stored none."""
         found = drawn_graph(self._reader.store, self._listed(run).run)
         if found is None:
             raise LookupError(f"a run of thread {self.name!r} has stored no graph: no figures, and no picture")
-        return StoredGraph(found)
+        return found
 
     def stats(self, run: str | None = None) -> Stats:
         """Statistics of the nodes of a run, as `run.stats()`. Reads the whole run."""
@@ -176,7 +138,7 @@ class ArchivedThread(ReadsHistory):
 
     def to_svg(self, run: str | None = None) -> str:
         """The graph of a run with the path taken, as `run.to_svg()` draws it."""
-        return draw_svg(self.graph(run).facts, RunPath.of(self.record(run)))
+        return draw_svg(self.graph(run), RunPath.of(self.record(run)))
 
     def to_html(self, path: str | os.PathLike[str], run: str | None = None) -> Path:
         """Write a run as one HTML file, as `Run.to_html` does. Returns the path."""

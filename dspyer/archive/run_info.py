@@ -43,8 +43,7 @@ class Page(tuple[T, ...]):  # noqa: SLOT001 - a tuple has no slots for more
 
     def to_dict(self) -> dict[str, Any]:
         """Return the JSON form: `items` and `next`."""
-        items: list[Any] = [item.to_dict() if hasattr(item, "to_dict") else item for item in self]
-        return {"items": items, "next": self.next}
+        return {"items": [one.to_dict() if hasattr(one, "to_dict") else one for one in self], "next": self.next}
 
 
 class RunInfo(NamedTuple):
@@ -90,12 +89,14 @@ class Waiting(NamedTuple):
         run_id: the run that has asked, as `Run.run_id`.
         question: the question as it was asked.
         since: when.
+        graph: the graph of the run.
     """
 
     thread: str
     run_id: str
     question: Question
     since: datetime
+    graph: str
 
     def to_dict(self) -> dict[str, Any]:
         """Return the JSON form; the time as ISO 8601."""

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple
 
 import typer
 
+from dspyer import display
 from dspyer.cli.arguments import (
     BudgetOptions,
     CommonOptions,
@@ -313,7 +314,7 @@ def graph(
     with common.archive() as archive:
         found = archive.thread(thread).graph(run)
         printed = {"text": found.explain, "mermaid": found.to_mermaid, "svg": found.to_svg}
-        common.show({"name": found.name, **found.drawing().to_dict()}, lambda _: write_text(printed[form]()))
+        common.show({"name": found.name, **display.drawing_of(found).to_dict()}, lambda _: write_text(printed[form]()))
 
 
 def inspect(

@@ -62,7 +62,7 @@ def describe_run(record: Record, error: BaseException | None = None) -> str:
     if texts := _failure_lines(record.failures) if error is None else _error_lines(error):
         lines.append("")
         for text in texts[:TOLD]:
-            lines += wrap(_short_line(text), WIDTH, subsequent_indent="  ")
+            lines += _wrapped(text)
     return "\n".join(lines)
 
 
@@ -182,7 +182,7 @@ def _row_lines(row: RecordStep, depth: int, labels: Mapping[str, str], questions
     asked = [_clip(one_line(one), 240) for one in questions]
     for text in [*_facts(row, labels), *_first(asked, "more questions")]:
         below = indent + ("      " if text.startswith("  ") else "    ")
-        lines += [below + line for line in wrap(_short_line(text), WIDTH - len(below), subsequent_indent="  ")]
+        lines += [below + line for line in _wrapped(text, WIDTH - len(below))]
     return lines
 
 
@@ -246,8 +246,8 @@ def _facts(row: RecordStep, labels: Mapping[str, str]) -> list[str]:
     return facts
 
 
-def _short_line(text: str) -> str:
-    return _clip(one_line(text), 1000)
+def _wrapped(text: str, width: int = WIDTH) -> list[str]:
+    return wrap(_clip(one_line(text), 1000), width, subsequent_indent="  ")
 
 
 def _clip(text: str, limit: int) -> str:
@@ -276,8 +276,7 @@ def _write_text(update: object) -> str:
     if isinstance(update, Replace):  # differs from a plain update for mappings only: these would be merged
         return f"{'replaced by ' if isinstance(update.value, Mapping) else ''}{_brief(update.value)}"
     if isinstance(update, Updates):
-        more = ", ..." if len(update.updates) > 4 else ""
-        return ", then ".join(_write_text(one) for one in update.updates[:4]) + more
+        return ", then ".join(_first(list(map(_write_text, update.updates)), "more", 4))
     return _brief(update)
 
 
@@ -288,13 +287,9 @@ def _brief(value: object) -> str:
     if isinstance(plain, Failure):
         return _short(str(plain), 76)
     items = plain if isinstance(plain, list) else [plain]
-    if not items or not all(map(_is_message, items)):
+    if not items or not all(isinstance(one, dict) and one.get("role") in ROLES for one in items):
         return brief(plain, 76)
-    return " | ".join([*map(_message_text, items[:4]), *([f"and {len(items) - 4} more"] if len(items) > 4 else [])])
-
-
-def _is_message(value: Any) -> bool:
-    return isinstance(value, dict) and value.get("role") in ROLES
+    return " | ".join(_first(list(map(_message_text, items)), "more", 4))
 
 
 def _message_text(message: dict[str, Any]) -> str:

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 
 __all__ = ["app", "inspect"]
 
+MISSING = "the inspector needs Starlette and uvicorn: pip install starlette uvicorn"
 LOOPBACK = ("127.0.0.1", "localhost", "[::1]")
 
 
@@ -68,7 +69,7 @@ def app(
     try:
         from dspyer.inspector.web_app import make_app
     except ImportError as error:
-        raise _missing() from error
+        raise ImportError(MISSING) from error
     return make_app(store, program, token=token, hosts=hosts)
 
 
@@ -108,10 +109,6 @@ def inspect(
     try:
         from dspyer.inspector.serving import serve
     except ImportError as error:
-        raise _missing() from error
+        raise ImportError(MISSING) from error
 
     serve(store, program, host=host, port=port, browser=browser, say=say)
-
-
-def _missing() -> ImportError:
-    return ImportError("the inspector needs Starlette and uvicorn: pip install starlette uvicorn")

@@ -93,11 +93,7 @@ def answered(make: Callable[[Request], Awaitable[Any]]) -> Endpoint:
 
 def read_in_thread(read: Callable[[Request], Any]) -> Endpoint:
     """An endpoint that answers with the JSON that a function returns. It may block: it runs in a worker thread."""
-
-    async def make(request: Request) -> Any:
-        return await run_sync(lambda: JSONAnswer(read(request)))
-
-    return answered(make)
+    return answered(lambda request: run_sync(lambda: JSONAnswer(read(request))))
 
 
 async def body_of(

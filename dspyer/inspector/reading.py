@@ -47,9 +47,6 @@ HEARTBEAT = 15.0
 KEPT = 16
 """Threads whose readers are kept, and records of a run: a page asks for what has changed since one of them."""
 
-KEPT_GRAPHS = 10_000
-"""Runs of which it is kept of which graph they are."""
-
 KEPT_RUNS = 6
 """Runs of which it is kept what the page was given."""
 
@@ -112,12 +109,13 @@ class Reading:
         self._lock = Lock()
         self._threads: dict[str, ArchivedThread] = {}  # the last used one last, as all that is kept
         self._runs: dict[tuple[str, str], ShownRun] = {}
-        self._graphs: dict[str, str] = {}
 
     def routes(self) -> list[Route]:
         """The endpoints."""
+        about: dict[str, Any] = {"store": self._archive.address, "version": self._version}
+        about |= {"programs": sorted(self._programs), "acts": bool(self._programs)}
         reads: dict[str, Callable[[Request], Any]] = {
-            "about": self._about,
+            "about": lambda _: about,
             "runs": self._list,
             "overview": self._overview,
             "questions": self._questions,
@@ -127,11 +125,6 @@ class Reading:
             "values": self._values,
         }
         return [Route(f"/{name}", read_in_thread(read)) for name, read in reads.items()]
-
-    def _about(self, request: Request) -> dict[str, Any]:
-        del request
-        programs = sorted(self._programs)
-        return {"store": self._archive.address, "version": self._version, "programs": programs, "acts": bool(programs)}
 
     # --- lists
 
@@ -151,15 +144,8 @@ class Reading:
         for one in self._archive.questions():
             found = one.to_dict()
             found["question"]["text"] = RecordWriter().text(one.question.text)
-            graph = self._kept(self._graphs, one.run_id, lambda: self._graph_of(one.thread, one.run_id), KEPT_GRAPHS)  # noqa: B023
-            items.append({**found, "program": graph in self._programs})
+            items.append({**found, "program": one.graph in self._programs})
         return {"items": items, "next": None}
-
-    def _graph_of(self, thread: str, run: str) -> str:
-        try:
-            return self._archive.thread(thread).info(run).graph
-        except ThreadError:  # deleted since
-            return ""
 
     def _examples(self, request: Request) -> dict[str, Any]:
         """The examples of a node in some of the chosen runs, `limit` of them, or in one run."""

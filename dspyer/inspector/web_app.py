@@ -69,7 +69,7 @@ def make_app(store: Any, program: Any, *, token: str | None, hosts: Sequence[str
     app = Starlette(
         routes=[*page_routes(PAGE), api],
         middleware=[Middleware(Guard, partial(origin_refusal, hosts=frozenset(map(str.lower, hosts))))],
-        exception_handlers={HTTPException: _http_error},
+        exception_handlers={HTTPException: lambda _, error: error_response(error)},
     )
     app.state.following, app.state.actions = following, actions
     return app
@@ -116,11 +116,6 @@ async def _other_address(known: Collection[str], request: Request, *, acts: bool
     if name in ACTIONS and not acts:
         return RefusedError(403, READS).response()
     return RefusedError(404, f"the inspector has no api/{name[:80]}").response()
-
-
-async def _http_error(request: Request, error: Exception) -> Response:
-    del request
-    return error_response(error)
 
 
 # --- who may ask, checked before anything is read

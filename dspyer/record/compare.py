@@ -95,13 +95,7 @@ class Comparison:
     def to_dict(self) -> dict[str, Any]:
         """The JSON form: steps by their ids."""
         pairs = [
-            {
-                "a": pair.a and pair.a.id,
-                "b": pair.b and pair.b.id,
-                "node": pair.node,
-                "depth": pair.depth,
-                "changed": list(pair.changed),
-            }
+            {**pair._asdict(), "a": pair.a and pair.a.id, "b": pair.b and pair.b.id, "changed": [*pair.changed]}
             for pair in self.pairs
         ]
         return {"figures": {name: list(both) for name, both in self.figures.items()}, "pairs": pairs}

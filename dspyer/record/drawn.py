@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
+from dspyer import display
 from dspyer.events import FieldShape
 from dspyer.ids import Address
 from dspyer.scheduler.topology import START, Edge
@@ -123,3 +124,20 @@ class DrawnGraph:
             "fields": [one.to_dict() for one in self.fields],
             "checks": {name: {**one._asdict(), "modes": list(one.modes)} for name, one in self.checks.items()},
         }
+
+    def explain(self) -> str:
+        """The graph in words, as `program.graph.explain()` said when the run was made."""
+        return self.text
+
+    def to_mermaid(self) -> str:
+        """The graph as Mermaid text."""
+        return display.draw_mermaid(self)
+
+    def to_svg(self) -> str:
+        """The graph as a picture: an SVG document that loads nothing from elsewhere."""
+        return display.draw_svg(self)
+
+    _repr_svg_ = to_svg
+
+    def __repr__(self) -> str:
+        return f"<graph {self.name}: {', '.join(self.looks)}>"

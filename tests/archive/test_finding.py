@@ -200,6 +200,7 @@ def test_questions_are_what_last_runs_wait_for_the_longest_first() -> None:
         "run_id": runs[0].run_id,
         "question": runs[0].questions[0].to_dict(),
         "since": found[0].since.isoformat(),
+        "graph": made.graph.name,
     }
     made.thread("t0").resume({"ok": False})
     assert [one.thread for one in Archive(store).questions()] == ["t3", "t2"]

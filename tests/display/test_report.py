@@ -12,7 +12,7 @@ from xml.etree import ElementTree
 import dspy
 from pydantic import BaseModel
 
-from dspyer import DELETE, END, START, Budget, Context, Failure, Graph, Replace, Run, Send, Updates, agents, reducers
+from dspyer import DELETE, END, START, Budget, Context, Graph, Replace, Run, Send, Updates, agents, reducers
 from dspyer.testing import ScriptedLM
 from tests.rows import each
 
@@ -434,19 +434,9 @@ def test_a_failure_that_an_error_edge_wrote_is_shown_as_its_line() -> None:
     assert "problem: fetch (execution trunk:1, attempt 1): ConnectionError: no route to the host" in text
 
 
-FAILED = Failure.of(ValueError("bad"), node="trial", branch=(), execution="trunk:2[1]", attempt=1)
-
-
 @each(
     ("update", "text"),
     [
-        (
-            [
-                {"name": "0.0", "parent": "0", "patch": {}, "reward": 0.5, "failure": None},
-                {"name": "0.1", "parent": "0", "patch": {}, "reward": None, "failure": FAILED},
-            ],
-            "0.0 reward 0.5 | 0.1 failed with ValueError",
-        ),
         ({"role": "user", "content": "Why?\n\x1b[31mNow"}, "user: Why? [31mNow"),
         ([{"role": "tool", "name": "look", "content": "no entry", "error": True}], "look (error): no entry"),
         (
@@ -465,7 +455,7 @@ FAILED = Failure.of(ValueError("bad"), node="trial", branch=(), execution="trunk
         ([{"role": "captain", "content": "Why?"}], "[{'role': 'captain', 'content': 'Why?'}]"),
         ([{"role": "user", "tool_calls": ["?"]}, {"role": "user", "tool_calls": 3}], "user: '?' | user:"),
     ],
-    ids=["a trial", "one", "a result", "calls", "many", "odd content", "another role", "odd calls"],
+    ids=["one", "a result", "calls", "many", "odd content", "another role", "odd calls"],
 )
-def test_messages_and_trials_are_shown_in_a_few_words(update: Any, text: str) -> None:
+def test_messages_are_shown_in_a_few_words(update: Any, text: str) -> None:
     assert written(items=update) == [f"items: {text}"]

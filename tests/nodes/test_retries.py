@@ -582,7 +582,7 @@ def test_attempts_are_events_logs_notes_and_lines(
     )
     assert len(logged) == 2
     assert "attempt 3" in ran.report()
-    assert "2 × ConnectionError" in ran.report()
+    assert "ConnectionError × 2" in ran.report()
     assert ran.commits[1].to_dict()["failed_attempts"][1]["message"] == "still none"
     del pauses
 
