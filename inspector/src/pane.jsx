@@ -1,5 +1,6 @@
 // What is known of one step: its head, what went wrong or was asked, and its tabs.
 
+import { useRef } from "preact/hooks";
 import { canAct, Rerun } from "./acts.jsx";
 import { embedded } from "./api.js";
 import { Asked } from "./asked.jsx";
@@ -89,7 +90,9 @@ function Acts({ record, step, about }) {
 export function Pane({ record, step, tab, onTab, onSelect, onBack, about, now }) {
   const tabs = TABS.filter(({ fits }) => fits(record, step)).map((one) => ({ ...one, count: one.count?.(record, step) || undefined }));
   const shown = tabs.find(({ id }) => id === tab) ?? tabs[0];
-  const turn = (by) => () => onTab(tabs[(tabs.indexOf(shown) + by + tabs.length) % tabs.length].id);
+  const at = useRef(null); // a second press may come before the page is drawn again
+  at.current = shown;
+  const turn = (by) => () => onTab((at.current = tabs[(tabs.indexOf(at.current) + by + tabs.length) % tabs.length]).id);
   useKeys({ "]": turn(1), "[": turn(-1) });
   const around = record.around(step.id);
   // What stands above the tabs is read before they are drawn: nothing moves down.
