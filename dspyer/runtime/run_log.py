@@ -6,7 +6,7 @@ node continues with what this one has committed, whether the run is stored or no
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -36,7 +36,7 @@ from dspyer.log.rows import (
 from dspyer.nodes.node import Node
 from dspyer.redaction import Redaction
 from dspyer.runtime.request import Inside, RunStart
-from dspyer.scheduler.lineage import node_times
+from dspyer.scheduler.lineage import LogEntry
 from dspyer.scheduler.schedule import RunState
 from dspyer.schema.schema import Schema
 from dspyer.stores.base import Point, Row
@@ -290,3 +290,10 @@ def _origin(row: Row) -> tuple[str, BranchPath, str]:
         return row.kind, (), str(row.header.get("execution", ""))
     header = CommitRow.of(row)
     return header.node, header.branch, header.execution
+
+
+def node_times(log: Iterable[LogEntry]) -> list[tuple[str, float]]:
+    """The node of each commit that a node has made, and how many seconds it took."""
+    commits = [entry.commit for entry in log if len(entry.parents) == 1]
+    # Few ids are parsed: those of manual commits have a "+".
+    return [(one.node, one.duration) for one in commits if "+" not in one.id or not one.is_manual()]

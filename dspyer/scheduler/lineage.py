@@ -79,12 +79,6 @@ def canonical_order(log: list[LogEntry], first: int = 0) -> list[LogEntry]:
     ]
 
 
-def node_times(log: Iterable[LogEntry]) -> list[tuple[str, float]]:
-    """The node of each commit that a node has made, and how many seconds it took."""
-    made = [one.commit for one in log if len(one.parents) == 1 and not one.commit.is_manual()]
-    return [(commit.node, commit.duration) for commit in made]
-
-
 NOTHING_SENT: FrozenDict[str, Any] = FrozenDict()
 
 

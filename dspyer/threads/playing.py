@@ -36,8 +36,8 @@ from dspyer.log.time_travel import due_since, due_threads
 from dspyer.runtime.drivers import arun_program, resources_of_call, run_program, stored_run
 from dspyer.runtime.request import Request, new_request
 from dspyer.runtime.run import Run
+from dspyer.runtime.run_log import node_times
 from dspyer.runtime.streams import AsyncEvents, Events
-from dspyer.scheduler.lineage import node_times
 from dspyer.stores.base import Change, Owner, Point
 from dspyer.threads.changes import first_write_of_rerun
 from dspyer.threads.keyed_runs import KeyedRun
