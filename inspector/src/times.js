@@ -27,7 +27,7 @@ export function times(record, now = 0) {
   for (const step of record.steps) {
     if (!isOwn(record, step)) continue;
     if (step.asked?.at != null) asked.push([step.asked.at, step.asked.answer?.at ?? Infinity]);
-    if (step.started == null || step.status === "waiting") continue;
+    if (step.started == null) continue;
     const runs = step.status === "running";
     const end = runs ? Math.max(now, step.started) : step.started + (step.seconds ?? 0);
     running ||= runs;

@@ -187,6 +187,9 @@ def test_the_conversation_of_an_agent(tab: Tab, desk: Served) -> None:
     # A call that waits shows the form of its answer, which is sent from here.
     tab.run("waits", step="waits.1/trunk:2")
     asks = page.locator(".talk .beneath", has_text="Waits for approval")
+    asks.wait_for()
+    work = desk.program.thread("waits").record().seconds  # what the agent did before it asked counts
+    assert page.locator(".figs").inner_text().startswith(f"{round(1000 * work)} ms of work")
     asks.get_by_label("Approve", exact=True).check()
     asks.get_by_role("button", name="Answer").click()
     page.locator(".talk .beneath", has_text="Approved").wait_for()
