@@ -13,7 +13,7 @@ from typing import Annotated, Any
 
 from dspyer.errors import brief, error_text, shows_removed
 from dspyer.failure import Failure
-from dspyer.ids import Address, id_prefix
+from dspyer.ids import Address, id_prefix, is_manual_id
 from dspyer.record_codec import JSON, JsonRecord, Update, changed, encode, fast, size_text
 from dspyer.values.freezing import register_value_type
 from dspyer.values.frozen import FrozenDict, thaw
@@ -76,9 +76,8 @@ class Commit(JsonRecord):
     cached: bool = False
 
     def is_manual(self) -> bool:
-        """Return whether no node made it: `thread.update` did. Its id is that of the commit before it, with `+1`."""
-        # Few ids are parsed: most have no "+".
-        return "+" in self.id and Address.parse(self.id).change > 0
+        """Return whether no node made it: `thread.update` did."""
+        return is_manual_id(self.id)
 
     @property
     def ended(self) -> float:

@@ -138,6 +138,16 @@ class Address:
         return replace(self, part=f"+{self.change + 1}")
 
 
+def is_manual_id(name: str) -> bool:
+    """Return whether a commit with this id was made by `thread.update`: its id is that of the one before, with `+1`.
+
+    Example:
+        >>> is_manual_id("trunk:2+1"), is_manual_id("trunk:2")
+        (True, False)
+    """
+    return "+" in name and Address.parse(name).change > 0  # few ids are parsed: most have no "+"
+
+
 def path_text(path: tuple[int, ...]) -> str:
     """A branch path as ids, reports and errors show it.
 

@@ -394,7 +394,6 @@ NO_IDS: dict[tuple[str, str], str] = {
     ("inspector.serving", "':' in host"): "an address of IPv6",
     ("log.execution_records", "call.failed.partition(':')"): "the class of an error, and its text",
     ("log.reader", "type_text.partition('[')"): "a type with arguments",
-    ("events", "'+' in self.id"): "so that few ids are parsed: most have none",
     ("stores.encrypted", "location.decode().partition('/')"): "what an encrypted text is bound to",
     ("log.time_travel", "'/' not in path"): "the path of an agent in a program",
     ("stores.postgres", "user.partition(':')"): "user:password",

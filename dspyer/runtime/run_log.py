@@ -13,7 +13,7 @@ from typing import Any
 from dspyer.errors import ConcurrentRunError, LMCallError
 from dspyer.events import BranchPath, Commit, Event, LMCall
 from dspyer.failure import Failure
-from dspyer.ids import RunIds, path_of_id, prefix_at, whole_execution
+from dspyer.ids import RunIds, is_manual_id, path_of_id, prefix_at, whole_execution
 from dspyer.lm.tap import calls_so_far, usage_so_far
 from dspyer.lm.tracing import Steps
 from dspyer.log.execution_records import MISSING, ExecutionRecords, KeptRun, LMCallLog, StoredCalls, usage_by_node
@@ -295,5 +295,4 @@ def _origin(row: Row) -> tuple[str, BranchPath, str]:
 def node_times(log: Iterable[LogEntry]) -> list[tuple[str, float]]:
     """The node of each commit that a node has made, and how many seconds it took."""
     commits = [entry.commit for entry in log if len(entry.parents) == 1]
-    # Few ids are parsed: those of manual commits have a "+".
-    return [(one.node, one.duration) for one in commits if "+" not in one.id or not one.is_manual()]
+    return [(one.node, one.duration) for one in commits if not is_manual_id(one.id)]

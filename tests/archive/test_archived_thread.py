@@ -253,8 +253,9 @@ def test_a_commit_that_is_not_there_is_an_error(tmp_path: Path) -> None:
             with pytest.raises(LookupError):
                 read(missing)
     reads = [there.info, there.record, there.graph, there.failures, lambda run: there.history(run=run)]
+    odd: list[Any] = ["x", "a\0", "\ud800", 10**30, []]
     for read in reads:
-        for run in ("x", "a\0", "\ud800", 10**30, []):
+        for run in odd:
             with pytest.raises(ThreadError, match=r"no run .*; the last ones: t\.1"):
                 read(run)
     with pytest.raises(LookupError, match=r"no commit up to 'x' has written|no commit has the id"):

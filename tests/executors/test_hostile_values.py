@@ -184,7 +184,8 @@ def test_a_redacted_program_hides_the_same(pool: BytesExecutor) -> None:
     for program in (asking(redact="a"), asking(redact="a").with_executor(pool)):
         with dspy.context(lm=WordLM()):
             run = Run.of(program(q="1"))
-        texts.append(dict(run.record().steps[-1].commit.patch))
+        commit = run.record().steps[-1].commit
+        texts.append({} if commit is None else dict(commit.patch))
     assert texts == [{"a": "[redacted]"}] * 2
 
 

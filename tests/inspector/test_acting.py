@@ -320,7 +320,12 @@ def test_a_prompt_is_sent_again_and_stored_nowhere() -> None:
         assert [one.content for one in lm.calls[-1].prompt.turns] == ["And of Piedmont?"]
         failed = post(app, "again", **body)
         assert (failed.status_code, failed.json()["error"]["type"]) == (502, "LMUnexpectedError")
-        rows = [({"call": 1}, 404), ({"step": "t.1/odd"}, 404), ({"run": "odd"}, 409), ({"call": -1}, 404)]
+        rows: list[tuple[dict[str, Any], int]] = [
+            ({"call": 1}, 404),
+            ({"step": "t.1/odd"}, 404),
+            ({"run": "odd"}, 409),
+            ({"call": -1}, 404),
+        ]
         for wrong, status in [*rows, ({"messages": "text"}, 400)]:
             assert post(app, "again", **{**body, **wrong}).status_code == status
     after = get(app, "record", thread="t")

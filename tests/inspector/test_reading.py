@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 from typing import Annotated, Any
@@ -173,7 +174,7 @@ def changing() -> Graph:
 def applied(shown: list[dict[str, Any]], answer: dict[str, Any]) -> list[dict[str, Any]]:
     """The steps that a page shows after an answer."""
     if "removed" not in answer:
-        return answer["items"]
+        return list(answer["items"])
     gone = {*answer["removed"], *[step["id"] for step in answer["items"]]}
     shown = [step for step in shown if step["id"] not in gone]
     for step in answer["items"]:
@@ -195,7 +196,11 @@ def test_changes_lead_to_the_same_steps_as_the_whole_record() -> None:
         assert shown == get(app, "record", thread="t", position=known)["items"]  # the run goes on meanwhile
 
     with no_pauses():
-        for begun in (lambda: thread.stream({"text": "x" * 2_000}), lambda: thread.stream_resume({"ask": True})):
+        asks: list[Callable[[], Any]] = [
+            lambda: thread.stream({"text": "x" * 2_000}),
+            lambda: thread.stream_resume({"ask": True}),
+        ]
+        for begun in asks:
             with suppress(ConnectionError):
                 for _ in begun():
                     look()

@@ -55,8 +55,8 @@ def answer(prompt: Prompt) -> Any:
     """An answer by the fields that are asked for."""
     text, asks = prompt.inputs.get("text") or prompt.inputs.get("word", ""), prompt.asks
     if "tool_calls" in asks:
-        known = "ANTS" in str(prompt.turns)
-        return turn(("submit", {"report": "all is there"})) if known else turn(("look", {"text": "ants"}))
+        is_read = "ANTS" in str(prompt.turns)
+        return turn(("submit", {"report": "all is there"})) if is_read else turn(("look", {"text": "ants"}))
     known = {"label": text.upper(), "why": "so", "reasoning": "so", "found": {"word": text, "count": 2}, "problems": []}
     return {name: [text] if name == "notes" else known[name] for name in asks}
 

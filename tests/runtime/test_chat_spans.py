@@ -106,8 +106,8 @@ def test_a_call_that_fails_is_an_error_with_its_class(traces: Traces, play: Play
 
 
 def test_each_request_of_a_reliable_lm_is_a_span(traces: Traces) -> None:
-    replies = iter([Status(429), "[[ ## answer ## ]]\nyes"])
-    with OpenAIServer(lambda _: next(replies)) as server, no_pauses(), dspy.context(lm=reliable(server.lm())):
+    served = OpenAIServer(lambda _: "[[ ## answer ## ]]\nyes", faults=[Status(429)])
+    with served as server, no_pauses(), dspy.context(lm=reliable(server.lm())):
         run = answers().run({"question": "?"})
     assert run.status == "completed"
     assert len([span for span in traces.spans if span.name.startswith("chat")]) == len(run.lm_calls) == 2

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
@@ -27,6 +27,7 @@ from dspyer import (
     Graph,
     Replace,
     Retry,
+    Run,
     Send,
     Updates,
     live,
@@ -42,6 +43,14 @@ from tests.threads.owned_runs import failing_rows
 
 SECRET = "SECRET-123"
 HIDDEN = "[redacted]"
+
+
+def patch_of(run: Run) -> Mapping[str, Any]:
+    """The patch of the second step, as it is shown."""
+    commit = run.record().steps[1].commit
+    assert commit is not None
+    found: Mapping[str, Any] = commit.patch
+    return found
 
 
 class User(BaseModel):
@@ -164,7 +173,7 @@ def test_values_are_redacted_by_path() -> None:
         spec, field, value, shown = row
         graph = Graph().add_node("write", lambda: {field: value}, writes=[field]).add_path(START, "write", END)
         run = graph.compile(redact=spec).run({})
-        found, kept = run.record().steps[1].commit.patch[field], run.commits[1].patch[field]
+        found, kept = patch_of(run)[field], run.commits[1].patch[field]
         expected = [Replace(shown), Replace(value)] if isinstance(kept, Replace) else [frozen(shown), frozen(value)]
         assert [found, kept] == expected
 
@@ -213,7 +222,7 @@ def test_an_item_of_a_list_is_redacted_in_the_update_that_appends_it() -> None:
         graph = Graph(Noted).add_node("write", write, writes=[field]).add_node("tell", tell, writes=[])
         stream = graph.add_path(START, "write", "tell", END).compile(redact=[pattern]).stream({})
         (emitted,) = [event.value for event in stream if isinstance(event, Emitted)]
-        found = stream.run.record().steps[1].commit.patch[field]
+        found = patch_of(stream.run)[field]
         parts = found.updates if isinstance(found, Updates) else (found,)
         assert [repr(value_of(part)) for part in parts] == [repr(value_of(part)) for part in shown]
         assert (emitted == HIDDEN) == (SECRET not in repr(shown)), "its text is hidden elsewhere too"
@@ -683,7 +692,8 @@ def test_commits_hide_short_texts_of_failures_by_their_path_and_longer_ones_anyw
 
     graph = failing("problems", node=fails, retry=False)
     run = graph.compile(redact=["problems.*.message"]).run({"docs": ["no"]})
-    assert [one[1].failure.message for one in (run.commits, run.record().steps)] == ["'no'", HIDDEN]
+    failures = [one[1].failure for one in (run.commits, run.record().steps)]
+    assert [None if one is None else one.message for one in failures] == ["'no'", HIDDEN]
     failure = graph.compile(redact=["docs"]).run({"docs": [SECRET]}).record().steps[1].failure
     assert failure is not None
     assert failure.message == f"'{HIDDEN}'"
