@@ -385,7 +385,7 @@ class LMCall(JsonRecord):
 class Event(JsonRecord):
     """Something that happens in a run. One of your own is a frozen dataclass that `call.publish` or `ctx.emit` takes.
 
-    It is in streams, server-sent events, `run.events`, spans, `run.report()` and on the command line, by its `label()`
+    It is in streams, server-sent events, `run.events`, spans, `progress()` and on the command line, by its `label()`
     and its fields. A field `node` or `execution` says where it belongs.
 
     Attributes:
