@@ -12,7 +12,7 @@ export LITELLM_LOCAL_MODEL_COST_MAP := True
 export NO_MKDOCS_2_WARNING := 1
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo browser test test-core test-deep test-faults lint types docs docs-serve check bench format clean
+.PHONY: help setup demo browser redis test test-core test-deep test-faults lint types docs docs-serve check bench format clean
 
 help:
 	@echo "make demo        graphs run, are tuned, converted from LangGraph, killed and resumed; an agent works; offline"
@@ -52,6 +52,11 @@ browser:
 		|| { test "$$(id -u)" = 0 && apt-get update -qq && apt-get install -y -qq chromium >/dev/null; } \
 		|| echo "no Chromium: apt-get install chromium, or set DSPYER_CHROMIUM=path, or DSPYER_NO_BROWSER=1 to leave these tests out"
 
+# The queue of the tests that kill Celery's workers keeps its tasks in the distribution's Redis.
+redis:
+	@command -v redis-server >/dev/null || { test "$$(id -u)" = 0 && apt-get update -qq && apt-get install -y -qq redis-server >/dev/null; } \
+		|| echo "no Redis: apt-get install redis-server; the tests of Celery are left out"
+
 # What the tests of the inspector's page need besides: they rebuild it, and check its accessibility. Without Node they say so.
 PAGE := inspector/node_modules/.package-lock.json
 $(PAGE): inspector/package-lock.json
@@ -64,14 +69,14 @@ $(CLIENT): tests/serve/agui_client/package-lock.json
 
 # The processes that tests start find the modules compiled, also where the environment asks for no bytecode.
 PYTEST := env -u PYTHONDONTWRITEBYTECODE $(BIN)/python -m pytest -n $(WORKERS) --dist worksteal
-test: $(READY) browser $(PAGE) $(CLIENT)
+test: $(READY) browser redis $(PAGE) $(CLIENT)
 	$(PYTEST)
 
 CORE := lm graph nodes log runtime scheduler schema stores threads values
 test-core: $(READY)
 	$(PYTEST) $(CORE:%=tests/%) tests/test_state.py tests/test_patch.py tests/test_merge.py tests/test_policies.py tests/test_reducers.py
 
-test-deep: $(READY) browser $(PAGE) $(CLIENT)
+test-deep: $(READY) browser redis $(PAGE) $(CLIENT)
 	DSPYER_DEEP=1 $(PYTEST)
 
 test-faults: $(READY)
