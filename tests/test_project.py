@@ -52,7 +52,7 @@ def test_make_targets_are_listed_and_prepare_their_environment() -> None:
     listed = {*re.findall(r"make ([a-z-]+) ", MAKEFILE)}
     assert {"demo", "test", "test-core", "test-deep", "test-faults", "check", "docs", "bench"} <= listed
     assert listed <= {name for name, _ in targets}
-    alone = {"help", "setup", "browser", "check", "clean"}
+    alone = {"help", "setup", "browser", "redis", "check", "clean"}
     assert not [name for name, needs in targets if name not in alone and "$(READY)" not in needs]
 
 
