@@ -891,7 +891,7 @@ def items_of(steps: RunSteps, ending: RunEnding, node: str) -> Items:
         failures[lost.index] = lost  # the one that has failed its map may have left nothing of its own
     total = len({*items, *failures})
     if visit.status != "done" and visit.after:  # it has committed no results: the list says how many there are
-        over, state = graph.maps[node].over, next(step._state for step in made if step.id == visit.after[0])
+        over, state = graph.maps[node].over, next((step._state for step in made if step.id == visit.after[0]), None)
         total = max(total, len(visit.sent.get(over, () if state is None else state.get(over, ()))))
     waiting = sum([step.status == "waiting" for step in items.values()])
     return Items(node, total, len(results), len(failures), waiting, results, failures)
