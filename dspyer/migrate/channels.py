@@ -311,14 +311,27 @@ class ChannelKeys:
         keys = self.keys[schema]
         if keys == (ROOT,):
             return self._plain(ROOT_FIELD, state.raw(ROOT_FIELD, None))
+        values = self._values(keys, state, managed)
+        is_built = isinstance(schema, type) and (issubclass(schema, BaseModel) or dataclasses.is_dataclass(schema))
+        return schema(**values) if is_built else values
+
+    def reader(self, state: ImmutableState) -> Callable[..., Any]:
+        """Return the function by which code reads channels; a `ToolNode` takes their names from its second argument."""
+        return partial(self._read, state, self.channels)
+
+    def _read(self, state: ImmutableState, _: Sequence[str], select: str | Sequence[str], fresh: bool = False) -> Any:
+        del fresh  # what a node writes is its result: while it runs, it has written nothing
+        values = self._values([select] if isinstance(select, str) else select, state, {})
+        return values.get(select) if isinstance(select, str) else values
+
+    def _values(self, keys: Iterable[str], state: ImmutableState, managed: Mapping[str, Any]) -> dict[str, Any]:
         values = {}
         for key in keys:
-            if key in self.managed:
+            if key in managed:
                 values[key] = managed[key]
             elif self.field(key) in state:
                 values[key] = self._plain(self.field(key), state.raw(self.field(key)))
-        is_built = isinstance(schema, type) and (issubclass(schema, BaseModel) or dataclasses.is_dataclass(schema))
-        return schema(**values) if is_built else values
+        return values
 
     def _plain(self, name: str, raw: Any) -> Any:
         value = thaw(raw)
@@ -460,7 +473,9 @@ def state_fields(builder: Any, *, validate: bool, findings: Findings) -> StateFi
     findings.value_types += builder.schemas  # an instance of one may be the value of a Send
     untracked = [key for key, channel in kept.items() if isinstance(channel, UntrackedValue)]
     if untracked:
-        findings.note(f"each run of a thread begins without {list_names(untracked)}; unlike in LangGraph, it is stored")
+        findings.note(
+            f"each run of a thread begins without {list_names(untracked)}, which is stored here, and must be data"
+        )
     passing = [key for key, channel in kept.items() if isinstance(channel, (EphemeralValue, AnyValue, UntrackedValue))]
     keys = _channel_keys(builder)
     returned = [key for key in keys.keys[builder.output_schema] if key not in keys.managed]
