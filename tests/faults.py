@@ -224,8 +224,8 @@ FAULTS: tuple[Fault, ...] = (
     Fault(
         name="items_of_a_send_counted_in_the_state",
         file="dspyer/record/making.py",
-        old="(sent if mapped.over in sent else state)",
-        new="(state)",
+        old="visit.sent.get(over, () if state is None else state.get(over, ()))",
+        new="() if state is None else state.get(over, ())",
         loss="Of a map that a Send has given its own list, items() would tell another number than it works on.",
         tests=("tests/record/test_map_items.py", "tests/record"),
     ),

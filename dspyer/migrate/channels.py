@@ -41,7 +41,7 @@ from langchain_core.messages import (
     convert_to_messages,
     message_chunk_to_message,
 )
-from langgraph.channels import BinaryOperatorAggregate, DeltaChannel
+from langgraph.channels import AnyValue, BinaryOperatorAggregate, DeltaChannel, EphemeralValue, UntrackedValue
 from langgraph.graph.message import add_messages
 from langgraph.graph.state import CompiledStateGraph, StateGraph
 from langgraph.types import Command, Send
@@ -50,7 +50,7 @@ from pydantic.fields import FieldInfo
 from typing_extensions import ReadOnly
 
 from dspyer import DELETE, ImmutableState, Replace, Updates, message_list, reducers
-from dspyer.errors import GraphError, InputError, NodeOutputError, brief
+from dspyer.errors import GraphError, InputError, NodeOutputError, brief, list_names
 from dspyer.extend import FrozenList, freeze, thaw
 from dspyer.migrate.internals import (
     add_message_batches,
@@ -268,6 +268,7 @@ _REPLACE: Final = dataclasses.replace(
     reducers.replace,
     hint="mend the annotation of LangGraph's state, or convert with from_langgraph(validate=False), which checks none",
 )
+_OF_ONE_STEP: Final = dataclasses.replace(_REPLACE, transient=True)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -390,11 +391,15 @@ class StateFields(ChannelKeys):
         model: the schema, for `Graph(model)`.
         inputs: the fields that a run may be given, none of them required.
         outputs: the fields that a run returns.
+        keep: the fields that last over the runs of a thread, or `"all"`.
+        of_last_write: the fields of which the last write counts where several nodes write at once.
     """
 
     model: type[BaseModel]
     inputs: tuple[str, ...]
     outputs: tuple[str, ...]
+    keep: tuple[str, ...] | Literal["all"]
+    of_last_write: tuple[str, ...]
 
 
 def langgraph_inputs(graph: Any, value: object) -> dict[str, Any]:
@@ -449,9 +454,14 @@ def state_fields(builder: Any, *, validate: bool, findings: Findings) -> StateFi
                 annotation, why = _plain_type(channel.typ)
             if why:
                 findings.note(f"field {name!r} accepts anything: {why}")
-            definitions[name] = (Annotated[annotation, _REPLACE], ...)
+            fold = _OF_ONE_STEP if isinstance(channel, (EphemeralValue, AnyValue)) else _REPLACE
+            definitions[name] = (Annotated[annotation, fold], ...)
         findings.value_types.append(_without_markers(channel.typ))
     findings.value_types += builder.schemas  # an instance of one may be the value of a Send
+    untracked = [key for key, channel in kept.items() if isinstance(channel, UntrackedValue)]
+    if untracked:
+        findings.note(f"each run of a thread begins without {list_names(untracked)}; unlike in LangGraph, it is stored")
+    passing = [key for key, channel in kept.items() if isinstance(channel, (EphemeralValue, AnyValue, UntrackedValue))]
     keys = _channel_keys(builder)
     returned = [key for key in keys.keys[builder.output_schema] if key not in keys.managed]
     return StateFields(
@@ -459,6 +469,8 @@ def state_fields(builder: Any, *, validate: bool, findings: Findings) -> StateFi
         model=_model(builder.state_schema, definitions),
         inputs=tuple(map(ChannelKeys.field, keys.input_keys)),
         outputs=tuple(map(ChannelKeys.field, returned)),
+        keep=tuple([ChannelKeys.field(key) for key in kept if key not in passing]) if passing else "all",
+        of_last_write=tuple([ChannelKeys.field(key) for key in passing if not getattr(kept[key], "guard", False)]),
     )
 
 

@@ -98,13 +98,10 @@ class Findings:
 LEAVES_BY_COMMAND: Final = (
     "return the value and route in the parent graph, or let a function that is the node call this graph"
 )
-_CONVERTED: Final = (LastValue, BinaryOperatorAggregate, DeltaChannel)
+_CONVERTED: Final = (LastValue, EphemeralValue, AnyValue, UntrackedValue, BinaryOperatorAggregate, DeltaChannel)
 # What to do with a field of another channel class.
 _CHANNELS: Final[dict[type[BaseChannel[Any, Any, Any]], str]] = {
     Topic: "a list emptied after each step; use reducers.extend, and DELETE to empty it",
-    EphemeralValue: "a value for one step; use a plain field, and DELETE to remove it, or the value of a Send",
-    UntrackedValue: "a value that no checkpoint holds; pass it in `context`, or use a plain field",
-    AnyValue: "the last of several equal writes; use a plain field, which equal writes do not conflict in",
     NamedBarrierValue: "a barrier; leave it out: a node waits for all branches that can still reach it",
 }
 

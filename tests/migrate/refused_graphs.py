@@ -8,7 +8,7 @@ from collections.abc import Callable
 from typing import Annotated, Any
 
 import dspy
-from langgraph.channels import AnyValue, EphemeralValue, Topic, UntrackedValue
+from langgraph.channels import Topic
 from langgraph.checkpoint.memory import InMemorySaver
 from langgraph.func import entrypoint
 from langgraph.graph import START, MessagesState, StateGraph
@@ -96,27 +96,6 @@ def a_topic() -> Any:
     return field_of(Annotated[list[str], Topic(str)])
 
 
-@refused(
-    "field 't' is an EphemeralValue: a value for one step; use a plain field, and DELETE to "
-    "remove it, or the value of a Send"
-)
-def an_ephemeral_value() -> Any:
-    return field_of(Annotated[str, EphemeralValue(str)])
-
-
-@refused("field 't' is an UntrackedValue: a value that no checkpoint holds; pass it in `context`, or use a plain field")
-def an_untracked_value() -> Any:
-    return field_of(Annotated[str, UntrackedValue(str)])
-
-
-@refused(
-    "field 't' is an AnyValue: the last of several equal writes; use a plain field, which "
-    "equal writes do not conflict in"
-)
-def any_value() -> Any:
-    return field_of(Annotated[str, AnyValue(str)])
-
-
 @refused("node 'x' calls push_message: return the message")
 def a_pushed_message() -> Any:
     def say(state: MessagesState) -> Any:
@@ -159,9 +138,9 @@ def a_field_of_two_words() -> Any:
     return of(nothing, typed_dict("Named", {"two words": str}))
 
 
-@refused("field 't' of 'x' is an EphemeralValue: ")
+@refused("field 't' of 'x' is a Topic: ")
 def a_channel_of_a_graph_inside() -> Any:
-    inner = field_of(Annotated[str, EphemeralValue(str)])
+    inner = field_of(Annotated[str, Topic(str)])
     return of(inner.compile())
 
 
