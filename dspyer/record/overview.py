@@ -11,7 +11,6 @@ from datetime import UTC, datetime
 from itertools import islice
 from typing import Any, NamedTuple
 
-from dspyer import display
 from dspyer.clock import wall
 from dspyer.errors import StoreError
 from dspyer.log.reader import HistoryReader
@@ -166,8 +165,10 @@ class Overview(NamedTuple):
         rows = [("", "RUNS", "FAILED", "HALF IN", "95% IN", "TOKENS", "USD"), _cells(whole)]
         for title in TABLES:
             rows += [_cells(row._replace(name=f"{title[:-1]} {row.name}")) for row in getattr(self, title)]
+        widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+        lines = ["  ".join([f"{row[0]:<{widths[0]}}", *map(str.rjust, row[1:], widths[1:])]) for row in rows]
         causes = [f"{one.count:,} x {one.graph}, {one.node}: {one.type}: {one.message}" for one in self.failures]
-        return "\n".join([*display.table_lines(rows), *causes])
+        return "\n".join([*lines, *causes])
 
 
 TABLES = ("graphs", "nodes", "models")
