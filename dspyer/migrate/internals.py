@@ -198,7 +198,7 @@ def node_configurable(
 
 
 def engine_configurable(place: str, saver: object, resumes: bool, answers: Mapping[str, object]) -> dict[str, Any]:
-    """What graphs find in the config that the code of a node calls: they run in the namespace `place`.
+    """Return what graphs find in the config if the code of a node calls them: they run in the namespace `place`.
 
     `resumes` tells that the code is called again after a question; `answers` are by the ids of the questions.
     """

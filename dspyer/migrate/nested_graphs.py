@@ -35,7 +35,7 @@ def names_parent(code: NodeCode) -> bool:
 
 
 def why_whole(graph: CompiledStateGraph[Any, Any, Any, Any]) -> str:
-    """Why a graph that is a node runs whole; empty if it can be converted node by node."""
+    """Return why a graph that is a node runs whole; empty if it can be converted node by node."""
     if graph.checkpointer is True:
         return "it was compiled with checkpointer=True"
     for name, spec in graph.builder.nodes.items():
