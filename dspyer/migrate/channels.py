@@ -500,7 +500,6 @@ def with_checkpoints(fields: StateFields, inside: bool, findings: Findings) -> S
         model=create_model(fields.model.__name__, __base__=fields.model, **added),
         inputs=(*fields.inputs, CHECKPOINTS) if inside else fields.inputs,
         outputs=(*fields.outputs, CHECKPOINTS) if inside else fields.outputs,
-        keep="all" if fields.keep == "all" else (*fields.keep, CHECKPOINTS),
     )
 
 
