@@ -16,7 +16,7 @@ from dspyer.agents.conversation import MESSAGES, NEW
 from dspyer.agents.tool_node import ToolSpec
 from dspyer.agents.tools import tool
 from dspyer.extend import Call, FrozenDict, FrozenList, freeze, text_of, thaw
-from dspyer.layers.inbox import Inbox
+from dspyer.layers.conversations import Inbox
 from dspyer.layers.live import LivePosts
 from dspyer.messages import SENT
 

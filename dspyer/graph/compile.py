@@ -39,9 +39,8 @@ from dspyer.layers.attempts import NodeLM, Retry, Timeout
 from dspyer.layers.breakpoints import Breakpoints
 from dspyer.layers.cache import node_cache
 from dspyer.layers.condensers import Condenser, plan_condenser
-from dspyer.layers.conversations import Conversations
+from dspyer.layers.conversations import Conversations, Inbox
 from dspyer.layers.handlers import ErrorEdge
-from dspyer.layers.inbox import Inbox
 from dspyer.layers.layer import Layer, checked_layers, ordered
 from dspyer.layers.live import LiveFields
 from dspyer.lm.parameters import enable_templates, enable_warnings, modules_in, predictors_in, shorten_demos
