@@ -23,10 +23,19 @@ app.conf.task_acks_late = True  # what a dead worker had comes again
 app.conf.task_reject_on_worker_lost = True  # and what a dead child had
 app.conf.worker_prefetch_multiplier = 1
 app.conf.broker_transport_options = {"visibility_timeout": 3600}
-PASSING = (errors.ConcurrentRunError, errors.OpenRunError,
-           errors.ChangedGraphError, errors.StoreError, ConnectionError)  # fmt: skip
-again = {"autoretry_for": PASSING, "retry_backoff": 5,
-         "retry_backoff_max": 60, "max_retries": None}  # fmt: skip
+PASSING = (
+    errors.ConcurrentRunError,
+    errors.OpenRunError,  # an earlier request failed, or waits
+    errors.ChangedGraphError,
+    errors.StoreError,
+    ConnectionError,
+)
+again = {
+    "autoretry_for": PASSING,
+    "retry_backoff": 5,
+    "retry_backoff_max": 60,  # seconds
+    "max_retries": None,
+}
 
 
 @worker_process_init.connect

@@ -8,6 +8,7 @@ python -m procrastinate --app=fleet_tasks.app worker --concurrency=4  # a worker
 
 from __future__ import annotations
 
+# --8<-- [start:queue]
 from asyncio import CancelledError
 from typing import Any
 
@@ -16,7 +17,6 @@ from refunds import DATABASE, refunds
 
 from dspyer import Run, errors
 
-# --8<-- [start:queue]
 program = refunds()
 app = App(connector=PsycopgConnector(conninfo=DATABASE))
 TRIED_AGAIN = {
