@@ -13,7 +13,7 @@ from refunds import refunds
 from temporalio import activity
 
 program = refunds()
-BEAT = 10  # seconds; give the workflow a heartbeat_timeout of 30
+BEAT = 10  # seconds, below the heartbeat_timeout
 
 
 @activity.defn
