@@ -34,9 +34,9 @@ from dspyer.migrate.converted_node import (
     usable_name,
 )
 from dspyer.migrate.graph_edges import GraphEdges, note_what_is_left_out
-from dspyer.migrate.internals import DEFAULT_ERROR_HANDLER, AllowedTypes, data_channels, only_async
+from dspyer.migrate.internals import DEFAULT_ERROR_HANDLER, AllowedTypes, allowed_types, data_channels, only_async
 from dspyer.migrate.langgraph_report import LangGraphReport, make_report, replaced_text
-from dspyer.migrate.nested_graphs import CHECKPOINTS, allowed_in, has_memory, why_whole
+from dspyer.migrate.nested_graphs import CHECKPOINTS, graphs_inside, why_whole
 from dspyer.migrate.unsupported import Findings, FoundNode, check_graph, check_names, graph_problem
 from dspyer.scheduler import topology
 from dspyer.schema.fields import refusal_text
@@ -235,7 +235,8 @@ class Conversion:
         self.findings.nodes += [self._found(name) for name in self.edges.reached]
         self._check()
         self.fields = state_fields(self.builder, validate=self.options.validate, findings=self.findings)
-        if has_memory(self.builder):
+        self.inside = list(graphs_inside(self.builder))
+        if any(graph.checkpointer is True for graph in self.inside):
             self.fields = with_checkpoints(self.fields, bool(self.path), self.findings)
         if self.findings.problems:
             # A user mends all problems at once, and not one graph after the other.
@@ -473,7 +474,7 @@ class Conversion:
 
     @cached_property
     def _allowed(self) -> AllowedTypes:
-        return allowed_in(self.builder)
+        return frozenset().union(*[allowed_types(graph.builder) for graph in self.inside])
 
     @property
     def _surroundings(self) -> Surroundings:

@@ -21,7 +21,7 @@ from langgraph.types import Command
 
 from dspyer.errors import StateError
 from dspyer.migrate.code_reading import NodeCode, is_a, read_code
-from dspyer.migrate.internals import AllowedTypes, allowed_types
+from dspyer.migrate.internals import AllowedTypes
 
 CHECKPOINTS: Final = "langgraph_checkpoints"
 """The field with the checkpoints of graphs that were compiled with `checkpointer=True`, by namespace."""
@@ -55,16 +55,6 @@ def graphs_inside(builder: Any, seen: set[int] | None = None) -> Iterator[Compil
                 seen.add(id(graph))
                 yield graph
                 yield from graphs_inside(graph.builder, seen)
-
-
-def has_memory(builder: Any) -> bool:
-    """Return whether a graph inside of this one remembers what its earlier runs on a thread have left."""
-    return any(graph.checkpointer is True for graph in graphs_inside(builder))
-
-
-def allowed_in(builder: Any) -> AllowedTypes:
-    """The classes of values that the checkpoints of graphs inside of this one may hold."""
-    return frozenset().union(*[allowed_types(graph.builder) for graph in graphs_inside(builder)])
 
 
 class Checkpoints(InMemorySaver):
