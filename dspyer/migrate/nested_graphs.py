@@ -7,8 +7,9 @@ calls: they get a `Checkpoints` in place of a checkpointer, whose contents the r
 from __future__ import annotations
 
 import threading
+from collections import defaultdict
 from collections.abc import Iterator, Mapping
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import Any, Final
 
 from langchain_core.runnables import RunnableConfig
@@ -61,7 +62,11 @@ class Checkpoints(InMemorySaver):
     """The checkpoints of the graphs that one node runs. They name no thread: a copy of it has them, too."""
 
     def __init__(self, allowed: AllowedTypes) -> None:
-        super().__init__(serde=_serializer(allowed))
+        # Each call of a node has one, and that of the class above takes a tenth of a step.
+        self.serde = _serializer(allowed)
+        self.storage: Any = defaultdict(partial(defaultdict, dict))
+        self.writes: Any = defaultdict(dict)
+        self.blobs: Any = {}
 
     def dump(self, *, lasting: bool = False) -> dict[str, bytes]:
         """The latest checkpoint of each namespace, or of the `lasting` ones: those without the id of a task.
