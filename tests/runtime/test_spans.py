@@ -164,7 +164,8 @@ def test_without_a_provider_no_span_object_is_made(monkeypatch: pytest.MonkeyPat
 
 
 def test_a_program_without_opentelemetry_enters_nothing_of_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delitem(sys.modules, "opentelemetry.trace")
+    for part in ("context", "trace", "metrics"):
+        monkeypatch.delitem(sys.modules, f"opentelemetry.{part}", raising=False)
     program, entered = inner(), set[str]()
     before = sys.getprofile()
     sys.setprofile(lambda frame, event, argument: entered.add(frame.f_code.co_filename))
