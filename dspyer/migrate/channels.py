@@ -60,6 +60,7 @@ from dspyer.migrate.internals import (
     private_attributes,
     rebuilt_dict,
 )
+from dspyer.migrate.nested_graphs import CHECKPOINTS
 from dspyer.migrate.unsupported import Findings, graph_problem
 from dspyer.nodes.callables import mentions
 from dspyer.reducers import BUILT_IN, Reducer
@@ -311,14 +312,27 @@ class ChannelKeys:
         keys = self.keys[schema]
         if keys == (ROOT,):
             return self._plain(ROOT_FIELD, state.raw(ROOT_FIELD, None))
+        values = self._values(keys, state, managed)
+        is_built = isinstance(schema, type) and (issubclass(schema, BaseModel) or dataclasses.is_dataclass(schema))
+        return schema(**values) if is_built else values
+
+    def reader(self, state: ImmutableState) -> Callable[..., Any]:
+        """Return the function by which code reads channels; a `ToolNode` takes their names from its second argument."""
+        return partial(self._read, state, self.channels)
+
+    def _read(self, state: ImmutableState, _: Sequence[str], select: str | Sequence[str], fresh: bool = False) -> Any:
+        del fresh  # what a node writes is its result: while it runs, it has written nothing
+        values = self._values([select] if isinstance(select, str) else select, state, {})
+        return values.get(select) if isinstance(select, str) else values
+
+    def _values(self, keys: Iterable[str], state: ImmutableState, managed: Mapping[str, Any]) -> dict[str, Any]:
         values = {}
         for key in keys:
-            if key in self.managed:
+            if key in managed:
                 values[key] = managed[key]
             elif self.field(key) in state:
                 values[key] = self._plain(self.field(key), state.raw(self.field(key)))
-        is_built = isinstance(schema, type) and (issubclass(schema, BaseModel) or dataclasses.is_dataclass(schema))
-        return schema(**values) if is_built else values
+        return values
 
     def _plain(self, name: str, raw: Any) -> Any:
         value = thaw(raw)
@@ -391,14 +405,14 @@ class StateFields(ChannelKeys):
         model: the schema, for `Graph(model)`.
         inputs: the fields that a run may be given, none of them required.
         outputs: the fields that a run returns.
-        keep: the fields that last over the runs of a thread, or `"all"`.
+        passing: the fields that no run of a thread finds from the one before.
         of_last_write: the fields of which the last write counts where several nodes write at once.
     """
 
     model: type[BaseModel]
     inputs: tuple[str, ...]
     outputs: tuple[str, ...]
-    keep: tuple[str, ...] | Literal["all"]
+    passing: tuple[str, ...]
     of_last_write: tuple[str, ...]
 
 
@@ -460,7 +474,9 @@ def state_fields(builder: Any, *, validate: bool, findings: Findings) -> StateFi
     findings.value_types += builder.schemas  # an instance of one may be the value of a Send
     untracked = [key for key, channel in kept.items() if isinstance(channel, UntrackedValue)]
     if untracked:
-        findings.note(f"each run of a thread begins without {list_names(untracked)}; unlike in LangGraph, it is stored")
+        findings.note(
+            f"each run of a thread begins without {list_names(untracked)}, which is stored here, and must be data"
+        )
     passing = [key for key, channel in kept.items() if isinstance(channel, (EphemeralValue, AnyValue, UntrackedValue))]
     keys = _channel_keys(builder)
     returned = [key for key in keys.keys[builder.output_schema] if key not in keys.managed]
@@ -469,8 +485,21 @@ def state_fields(builder: Any, *, validate: bool, findings: Findings) -> StateFi
         model=_model(builder.state_schema, definitions),
         inputs=tuple(map(ChannelKeys.field, keys.input_keys)),
         outputs=tuple(map(ChannelKeys.field, returned)),
-        keep=tuple([ChannelKeys.field(key) for key in kept if key not in passing]) if passing else "all",
+        passing=tuple(map(ChannelKeys.field, passing)),
         of_last_write=tuple([ChannelKeys.field(key) for key in passing if not getattr(kept[key], "guard", False)]),
+    )
+
+
+def with_checkpoints(fields: StateFields, inside: bool, findings: Findings) -> StateFields:
+    """Return the fields with that of the checkpoints; a graph `inside` of another one gets and returns it."""
+    if CHECKPOINTS in fields.model.model_fields:
+        findings.problem(f"field {CHECKPOINTS!r} is the one that keeps checkpoints of graphs inside: rename it")
+    added: Any = {CHECKPOINTS: (Annotated[dict[str, bytes], reducers.update], {})}
+    return dataclasses.replace(
+        fields,
+        model=create_model(fields.model.__name__, __base__=fields.model, **added),
+        inputs=(*fields.inputs, CHECKPOINTS) if inside else fields.inputs,
+        outputs=(*fields.outputs, CHECKPOINTS) if inside else fields.outputs,
     )
 
 

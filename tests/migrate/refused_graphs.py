@@ -10,10 +10,10 @@ from typing import Annotated, Any
 import dspy
 from langgraph.channels import Topic
 from langgraph.checkpoint.memory import InMemorySaver
-from langgraph.func import entrypoint
+from langgraph.func import entrypoint, task
 from langgraph.graph import START, MessagesState, StateGraph
 from langgraph.graph.message import push_message
-from langgraph.types import Command
+from langgraph.types import CachePolicy, Command, RetryPolicy
 from typing_extensions import TypedDict
 
 from tests.migrate.cases import Seen
@@ -71,21 +71,6 @@ def a_command_for_the_parent() -> Any:
     return of(up)
 
 
-@refused("node 'x' is a graph with its own checkpointer: keep what it remembers in fields of this graph")
-def a_subgraph_with_a_memory() -> Any:
-    return of(part(Seen(), checkpointer=True))
-
-
-@refused("node 'x' calls a graph with its own checkpointer: keep what it remembers in fields of this graph")
-def a_function_that_calls_a_graph_with_a_memory() -> Any:
-    inner = part(Seen(), checkpointer=True)
-
-    def call(state: Log) -> Any:
-        return inner.invoke(state)
-
-    return of(call)
-
-
 def field_of(annotation: Any) -> Any:
     """A graph with a field `t` of such a channel."""
     return of(nothing, typed_dict("Odd", {"t": annotation, "log": Annotated[list, operator.add]}))
@@ -94,6 +79,52 @@ def field_of(annotation: Any) -> Any:
 @refused("field 't' is a Topic: a list emptied after each step; use reducers.extend, and DELETE to empty it")
 def a_topic() -> Any:
     return field_of(Annotated[list[str], Topic(str)])
+
+
+@task(retry_policy=RetryPolicy(max_attempts=2))
+def fetched(word: str) -> str:
+    return word
+
+
+@task(cache_policy=CachePolicy())
+def counted(word: str) -> int:
+    return len(word)
+
+
+@task(timeout=5.0)
+async def awaited(word: str) -> str:
+    return word
+
+
+@task
+def fetched_by_another(word: str) -> str:
+    return str(fetched(word).result())
+
+
+OF_TASKS = ": make it a node with that policy, or call a plain function"
+
+
+@refused(f"node 'x' calls the task 'fetched', which has a retry_policy{OF_TASKS}")
+def a_task_that_is_retried() -> Any:
+    return of(lambda state: {"word": fetched(state["word"]).result()})
+
+
+@refused(f"node 'x' calls the task 'fetched', which has a retry_policy{OF_TASKS}")
+def a_task_that_calls_one() -> Any:
+    return of(lambda state: {"word": fetched_by_another(state["word"]).result()})
+
+
+@refused(f"node 'x' calls the task 'counted', which has a cache_policy{OF_TASKS}")
+def a_task_that_is_cached() -> Any:
+    return of(lambda state: {"word": str(counted(state["word"]).result())})
+
+
+@refused(f"node 'x' calls the task 'awaited', which has a timeout{OF_TASKS}")
+def a_task_with_a_timeout() -> Any:
+    async def call(state: Log) -> Any:
+        return {"word": await awaited(state["word"])}
+
+    return of(call)
 
 
 @refused("node 'x' calls push_message: return the message")

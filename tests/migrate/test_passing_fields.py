@@ -85,7 +85,7 @@ def test_each_node_and_each_run_of_a_thread_finds_what_it_finds_in_langgraph() -
     assert run.state["log"][0] == "first in None None 5"
     assert run.state["log"][8] == "first None None None None", "no value of the run before"
     (note,) = [note for note in explain_langgraph(app).notes if "each run" in note]
-    assert note == "each run of a thread begins without 'calls'; unlike in LangGraph, it is stored"
+    assert note == "each run of a thread begins without 'calls', which is stored here, and must be data"
     assert thread.state == thread.at(run.commits[-1].id), "a replay empties them alike"
 
 

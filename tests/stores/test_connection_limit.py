@@ -163,7 +163,7 @@ def test_async_runs_wait(server: Server, limit: int) -> None:
     """All write at once; one at least finds no connection."""
 
     async def runs(store: Postgres) -> list[Any]:
-        together = asyncio.Barrier(8)
+        together = asyncio.Barrier(32)
 
         async def node(x: int) -> dict[str, int]:
             async with together:
@@ -171,7 +171,7 @@ def test_async_runs_wait(server: Server, limit: int) -> None:
 
         graph = Graph().add_node("node", node, writes=["y"]).add_path(START, "node", END)
         program = graph.compile(store=store)
-        return await asyncio.gather(*[program.thread(f"t{i}").arun({"x": i}) for i in range(8)])
+        return await asyncio.gather(*[program.thread(f"t{i}").arun({"x": i}) for i in range(32)])
 
     with Postgres(server.address()) as store:
         store.threads()
@@ -180,7 +180,7 @@ def test_async_runs_wait(server: Server, limit: int) -> None:
             found = asyncio.run(runs(store))
             waited = {name: value for name, _, value in meter.points()}["store.pool.wait"]
         assert waited > 0
-        assert [(run.status, run.state["y"]) for run in found] == [("completed", i) for i in range(8)]
+        assert [(run.status, run.state["y"]) for run in found] == [("completed", i) for i in range(32)]
 
 
 def test_the_servers_error_is_raised_in_the_end(
