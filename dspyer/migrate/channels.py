@@ -60,6 +60,7 @@ from dspyer.migrate.internals import (
     private_attributes,
     rebuilt_dict,
 )
+from dspyer.migrate.nested_graphs import CHECKPOINTS
 from dspyer.migrate.unsupported import Findings, graph_problem
 from dspyer.nodes.callables import mentions
 from dspyer.reducers import BUILT_IN, Reducer
@@ -485,6 +486,19 @@ def state_fields(builder: Any, *, validate: bool, findings: Findings) -> StateFi
         inputs=tuple(map(ChannelKeys.field, keys.input_keys)),
         outputs=tuple(map(ChannelKeys.field, returned)),
         passing=tuple(map(ChannelKeys.field, passing)),
+    )
+
+
+def with_checkpoints(fields: StateFields, inside: bool, findings: Findings) -> StateFields:
+    """Return the fields with that of the checkpoints; a graph `inside` of another one gets and returns it."""
+    if CHECKPOINTS in fields.model.model_fields:
+        findings.problem(f"field {CHECKPOINTS!r} is the one that keeps checkpoints of graphs inside: rename it")
+    added: Any = {CHECKPOINTS: (Annotated[dict[str, bytes], reducers.update], {})}
+    return dataclasses.replace(
+        fields,
+        model=create_model(fields.model.__name__, __base__=fields.model, **added),
+        inputs=(*fields.inputs, CHECKPOINTS) if inside else fields.inputs,
+        outputs=(*fields.outputs, CHECKPOINTS) if inside else fields.outputs,
     )
 
 
