@@ -224,8 +224,8 @@ FAULTS: tuple[Fault, ...] = (
     Fault(
         name="items_of_a_send_counted_in_the_state",
         file="dspyer/record/making.py",
-        old="(sent if mapped.over in sent else state)",
-        new="(state)",
+        old="visit.sent.get(over, () if state is None else state.get(over, ()))",
+        new="() if state is None else state.get(over, ())",
         loss="Of a map that a Send has given its own list, items() would tell another number than it works on.",
         tests=("tests/record/test_map_items.py", "tests/record"),
     ),
@@ -696,8 +696,8 @@ FAULTS: tuple[Fault, ...] = (
     Fault(
         name="epoch_of_deleted_thread_forgotten",
         file="dspyer/stores/memory.py",
-        old="self._max_deleted_epoch = max(self._max_deleted_epoch, thread.epoch)",
-        new="self._max_deleted_epoch = thread.epoch",
+        old="self._max_deleted_epoch = max(self._max_deleted_epoch, gone.epoch)",
+        new="self._max_deleted_epoch = gone.epoch",
         loss="after two deletions a thread of an old name gets an old epoch again, so an owner of the deleted thread can write into it",
         tests=("tests/stores/test_conformance.py", "tests/stores"),
     ),

@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Mapping, Sized
-from contextlib import suppress
+from collections.abc import Mapping
 from functools import cached_property
 from typing import Any
 
 from dspyer import ImmutableState
-from dspyer.errors import StoreError
 from dspyer.patch import encode_update
-from dspyer.record import Items, Record, RecordStep
+from dspyer.record import Record, RecordStep
 from dspyer.record_codec import changed
 from dspyer.values import json as encoding
 
@@ -88,29 +85,3 @@ class RunAnswers:
 
 def _encoded(values: Mapping[str, Any]) -> dict[str, Any]:
     return {name: encoding.encode(value) for name, value in values.items()}
-
-
-ITEMS = ("item", "trial")
-
-
-def maps_of(record: Record) -> list[Items]:
-    """The maps of the run's own graph that it has reached: at the last visit of each, how many items are how far."""
-    found: dict[str, tuple[str, int]] = {}  # by node: the last visit, and how many items it has been given
-    counts: dict[str, Counter[str]] = {}
-    for step in record.steps:
-        mapped = record.graph.maps.get(step.node)
-        if step.parent is None and mapped is not None:
-            # An item that has failed its map has no step of its own.
-            counts[step.id] = Counter(failed=int(step.failure is not None and step.failure.index is not None))
-            given: Sized = ()
-            if step.commit is None and step.after:  # without a commit, only the list says how many there are
-                with suppress(StoreError):  # of a damaged state, those that have left something are counted
-                    given = step.sent.get(mapped.over, record.state(step.after[0]).get(mapped.over, ()))
-            found[step.node] = step.id, len(given)
-        elif step.kind in ITEMS and step.parent in counts:
-            counts[step.parent][step.status] += 1
-    items = []
-    for node, (visit, total) in found.items():
-        of = counts[visit]
-        items.append(Items(node, max(total, of.total()), of["done"], of["failed"], of["waiting"], {}, {}))
-    return [one for one in items if one.total]

@@ -15,7 +15,7 @@ from typing import Any, Literal, cast
 from dspyer import Archive, ImmutableState
 from dspyer.archive.archived_thread import ArchivedThread
 from dspyer.cli.arguments import CommonOptions, UsageError, version_of
-from dspyer.cli.step_facts import RunAnswers, maps_of
+from dspyer.cli.step_facts import RunAnswers
 from dspyer.errors import StoreError, ThreadError
 from dspyer.events import Answer
 from dspyer.extend import Address, full_id, whole_execution
@@ -87,7 +87,8 @@ def facts_of(t: ArchivedThread, run: str | None) -> tuple[dict[str, Any], list[I
     """The entry of a run, the items of its maps, the answers that it got, and the messages, with the unread ones."""
     info, record = t.info(run).to_dict(), t.record(run)
     messages = [*record.messages(), *[{**one.to_dict(), "step": None} for one in t.unread]]
-    return info, maps_of(record), [one.to_dict() for one in record.answers()], messages
+    items = [found for node in record.graph.maps if (found := t.items(node, run)).total]
+    return info, items, [one.to_dict() for one in record.answers()], messages
 
 
 def step_of(t: ArchivedThread, name: int | str, run: str | None) -> tuple[dict[str, Any], bool]:

@@ -7,7 +7,6 @@ order the rows came in. Where a run has stopped follows from its commits: each b
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import chain
@@ -21,7 +20,6 @@ from dspyer.ids import (
     full_id,
     id_order,
     ids_around,
-    is_within,
     outermost_execution,
     part_id,
     whole_execution,
@@ -43,6 +41,9 @@ from dspyer.values.frozen import FrozenDict, thaw
 JOIN = "join:"
 AFTER = "after"
 """The key of a question that is asked when its execution has committed."""
+
+ITEMS = ("item", "trial")
+"""The kinds of the parts of a map."""
 
 MOST_ITEMS = 1_000_000
 """Items of one visit of a map that are steps: a damaged row may claim any number."""
@@ -337,7 +338,7 @@ class RunSteps:
         self._branches = Branches()
         self._changed: dict[str, None] = {}
         self.into: dict[str, str] = {}
-        self._whole: dict[str, tuple[RecordStep, ...]] = {}  # as they are stored, with what is hidden
+        self.whole: dict[str, tuple[RecordStep, ...]] = {}  # as they are stored, with what is hidden
         self._made: dict[str, tuple[RecordStep, ...]] = {}  # as they may be shown
         self._loose: dict[str, Order] = {}  # the places of those without a commit
 
@@ -409,21 +410,24 @@ class RunSteps:
         for execution, order, new[execution] in _Maker(self, self._changed).made():
             if execution not in self.places:
                 self._loose[execution] = order
-        self._whole |= new
+        self.whole |= new
         hides_more = self.redactor is not None and self._learn(self.redactor, chain.from_iterable(new.values()))
-        for execution, steps in (self._whole if hides_more else new).items():
+        for execution, steps in (self.whole if hides_more else new).items():
             shown = steps if self.redactor is None else tuple(self._shown(self.redactor, steps))
             # Who follows a run is sent the steps that are other objects than before.
             if not (hides_more and self._made.get(execution) == shown):
                 self._made[execution] = shown
         self._changed.clear()
+        return tuple(self.in_place(self._made))
+
+    def in_place(self, made: Mapping[str, tuple[RecordStep, ...]]) -> Iterator[RecordStep]:
+        """The steps of all executions in canonical order."""
         loose = sorted(self._loose, key=self._loose.__getitem__)
-        before = [step for one in loose if not self._loose[one][0] for step in self._made[one]]
-        after = [step for one in loose if self._loose[one][0] for step in self._made[one]]
         own = [(index, self.log[index].commit.id) for index in self._order]
         # Rows that say nothing of their commits may have one id.
-        between = chain.from_iterable([self._made[name] for index, name in own if self.places[name] == index])
-        return (*before, *between, *after)
+        between = [name for index, name in own if self.places[name] == index]
+        before, after = [[one for one in loose if bool(self._loose[one][0]) is late] for late in (False, True)]
+        return chain.from_iterable([made[name] for name in (*before, *between, *after)])
 
     def _learn(self, redactor: Redactor, steps: Iterable[RecordStep]) -> bool:
         """Let a redactor know what is new; return whether it hides more than before: then no step stays as it is."""
@@ -460,7 +464,7 @@ class RunSteps:
             return told.get(id(one)) or redactor.failure(one)
 
         for step in steps:
-            commit, asked, is_item = step.commit, step.asked, step.kind in ("item", "trial")
+            commit, asked, is_item = step.commit, step.asked, step.kind in ITEMS
             into = self.into.get(step.id)
             if commit is not None:
                 failures = *commit.failed_attempts, commit.failure
@@ -681,7 +685,9 @@ class _Maker:
         """A question belongs to the execution that asks; a further one of it is a step of its own inside of that."""
         question, answer = asked.question, asked.answer
         step = self._step(self._place(question.execution), question.node)
-        is_open = answer is None and question.key != AFTER and "commit" not in step
+        # An error edge of what is around it has closed it.
+        ended = any("commit" in self._fields.get(one, ()) for one in ids_around(question.execution))
+        is_open = answer is None and question.key != AFTER and not ended and "commit" not in step
         if answer is None and question.key == AFTER:
             self._held.add(step["id"])
         if "asked" in step:
@@ -870,57 +876,22 @@ def items_of(steps: RunSteps, ending: RunEnding, node: str) -> Items:
     if node not in graph.maps:
         known = ", ".join(map(repr, graph.maps)) or "none"
         raise KeyError(f"{node!r} is no map of graph {graph.name!r}; its maps: {known}")
-    # A branch that has stopped there is behind all commits.
-    stop = next((one for one in reversed(list(steps.stops(ending))) if one.node == node), None)
-    if stop is not None:
-        parents = tuple([steps.places[head.id] for head in stop.heads.values()])
-        attempts = (*ending.failed, *ending.failures)
-        return _items_left(steps, node, stop.local, stop.branch, parents, stop.failure, attempts)
-    results, failures = dict[int, Any](), dict[int, Failure]()
-    entry = next((one for one in reversed(list(steps.in_order())) if one.commit.node == node), None)
-    if entry is not None and entry.commit.failure is not None:  # an error edge took it, and closed its questions
-        commit = entry.commit
-        attempts = (*commit.failed_attempts, entry.commit.failure)
-        left = _items_left(steps, node, commit.id, commit.branch, entry.parents, commit.failure, attempts)
-        return left._replace(waiting=0)
-    if entry is not None:
-        for index, failure, result in items_of_commit(graph, graph.maps[node], entry.commit, entry.state):
-            if failure is None:
-                results[index] = thaw(result)
-            else:
-                failures[index] = failure
-    return Items(node, len(results) + len(failures), len(results), len(failures), 0, results, failures)
-
-
-_NOTE = re.compile(r"^in .*\[(\d+)\] of the map ", re.MULTILINE)
-"""The note of an exception of an item that has failed its map: no other place says which item it was."""
-
-
-def _items_left(
-    steps: RunSteps,
-    node: str,
-    local: str,
-    branch: tuple[int, ...],
-    parents: tuple[int, ...],
-    failure: Failure | None,
-    attempts: Iterable[Failure],
-) -> Items:
-    """The items of a map that has not ended, or that has failed: its execution has committed none of them."""
-    mapped, facts = steps.graph.maps[node], steps.facts.get(local)
-    sent = sent_to(steps.log, parents, branch) if parents else {}
-    state = steps.log[parents[0]].state if parents else {}
-    total = len((sent if mapped.over in sent else state).get(mapped.over, ()))
-
-    results: dict[int, Any] = {}
-    waiting: set[int] = set()
-    if facts is not None:
-        ids = {part_id(local, index): index for index in range(total)}
-        results = {index: thaw(facts.items[name]) for name, index in ids.items() if name in facts.items}
-        open_ones = [one.question.execution for one in facts.asked.values() if one.answer is None]
-        waiting = {ids[name] for one in open_ones for name in (*ids_around(one), one) if name in ids}
-    failed = [one for one in attempts if is_within(one.execution, local)]
-    failures = {one.index: one for one in failed if one.index is not None and one.index not in results}
-    if failure is not None and (found := _NOTE.search(failure.traceback)) and not failures:
-        failures[int(found[1])] = failure
-    waiting -= results.keys() | failures.keys()
-    return Items(node, total, len(results), len(failures), len(waiting), results, failures)
+    steps.make(ending)
+    made = list(steps.in_place(steps.whole))
+    visit = next((step for step in reversed(made) if (step.parent, step.node) == (None, node)), None)
+    if visit is None:
+        return Items(node, 0, 0, 0, 0, {}, {})
+    items = {
+        int(Address.parse(step.id).keys[-1]): step for step in made if step.parent == visit.id and step.kind in ITEMS
+    }
+    results = {index: thaw(step.wrote["result"].value) for index, step in items.items() if step.status == "done"}
+    failures = {index: step.failure for index, step in items.items() if step.failure is not None}
+    lost = visit.failure
+    if lost is not None and lost.index is not None and lost.index not in results:
+        failures[lost.index] = lost  # the one that has failed its map may have left nothing of its own
+    total = len({*items, *failures})
+    if visit.status != "done" and visit.after:  # it has committed no results: the list says how many there are
+        over, state = graph.maps[node].over, next((step._state for step in made if step.id == visit.after[0]), None)
+        total = max(total, len(visit.sent.get(over, () if state is None else state.get(over, ()))))
+    waiting = sum([step.status == "waiting" for step in items.values()])
+    return Items(node, total, len(results), len(failures), waiting, results, failures)

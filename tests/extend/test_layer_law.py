@@ -79,8 +79,8 @@ def check(make: Callable[[], CompiledGraph], mode: Mode, inputs: dict[str, Any])
     if plain.status == "completed":  # what else ran beside a failure is a matter of time
         assert all_of(other) == all_of(plain)
         assert CALLS.take() == calls
-    else:
-        assert (other.status, type(other.error)) == (plain.status, type(plain.error))
+    else:  # of several that fail at once, any may be the one that ends the run
+        assert (other.status, other.error is None) == (plain.status, plain.error is None)
         CALLS.take()
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import sqlite3
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -111,6 +112,16 @@ def test_the_items_of_a_stopped_run_and_of_its_resume(tmp_path: Path) -> None:
     assert thread.items("read").results == run.items("read").results == {0: 7, 1: 8}
     assert str(thread.resume().items("read")) == str(thread.items("read")) == "read: 5 of 5 items"
     assert calls == [7, 8, 9, 9, 10, 11], "the item that ended after the stop was not kept"
+
+
+def test_of_a_damaged_list_the_items_that_are_left_are_counted(tmp_path: Path) -> None:
+    program = book().compile(store=tmp_path / "runs.db")
+    assert program.thread("t").run({"pages": [1, 2, 0]}).status == "failed"
+    with sqlite3.connect(tmp_path / "runs.db") as connection:
+        connection.execute("UPDATE entry SET body = 'no body' WHERE seq = 0")
+    with Archive(tmp_path / "runs.db") as archive:
+        items = archive.thread("t").items("read")
+    assert figures(items) == ((3, 2, 1, 0), {0: 6.0, 1: 3.0}, {2: "ZeroDivisionError"})
 
 
 CHILD = """
