@@ -691,8 +691,6 @@ _LABEL = re.compile("[A-Za-z0-9_-]{1,40}")
 _PREFIX = re.compile("[A-Za-z0-9_-]{1,23}")  # 63 bytes with a label: PostgreSQL cuts off the rest of a name
 
 _WITH_ROWS = "{s}.run, {s}.thread, {s}.entry, {s}.snapshot, {s}.blob, {s}.ref, {s}.link"
-# The order of a list of runs: one that has locked the first table gets the others.
-_TABLES_TO_DROP = f"{_WITH_ROWS}, {{s}}.version, {{s}}.fence"
 _SCHEMAS = """
     SELECT nspname FROM pg_namespace WHERE starts_with(nspname, %s)
     AND 3 = (SELECT count(*) FROM pg_class WHERE relnamespace = pg_namespace.oid AND relkind = 'r'
@@ -814,16 +812,15 @@ class _OfLabel(Postgres):
 def _drop(session: PostgresSession, unfinished: bool) -> bool:
     with session.connection.transaction():
         session(f"SELECT {LOCK_TIMEOUT}")
-        # First the writers, which all begin with this table. Readers can go on until they are waited for in turn.
-        session("LOCK TABLE {s}.thread IN EXCLUSIVE MODE")
-        session(f"LOCK TABLE {_TABLES_TO_DROP} IN ACCESS EXCLUSIVE MODE")
+        session("LOCK TABLE {s}.thread IN EXCLUSIVE MODE")  # writers begin with it; readers go on
         if not session("SELECT number FROM {s}.version"):
             return False
         _refuse(session, ConcurrentRunError, _OWNED, (), "at work: wait for the ends of their runs")
         if not unfinished:
             what = "with a last run that has not completed: resume or abandon it, or pass unfinished=True"
             _refuse(session, ThreadError, _UNFINISHED, ended_range("completed"), what)
-        session(f"DROP TABLE {_TABLES_TO_DROP}")
+        # Locks them in this order, which is that of lists of runs: one that has locked the first gets the others.
+        session(f"DROP TABLE {_WITH_ROWS}, {{s}}.version, {{s}}.fence")
         session("DROP SCHEMA {s}")
         return True
 
