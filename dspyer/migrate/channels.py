@@ -404,14 +404,14 @@ class StateFields(ChannelKeys):
         model: the schema, for `Graph(model)`.
         inputs: the fields that a run may be given, none of them required.
         outputs: the fields that a run returns.
-        keep: the fields that last over the runs of a thread, or `"all"`.
+        passing: the fields that no run of a thread finds from the one before.
         of_last_write: the fields of which the last write counts where several nodes write at once.
     """
 
     model: type[BaseModel]
     inputs: tuple[str, ...]
     outputs: tuple[str, ...]
-    keep: tuple[str, ...] | Literal["all"]
+    passing: tuple[str, ...]
     of_last_write: tuple[str, ...]
 
 
@@ -484,7 +484,7 @@ def state_fields(builder: Any, *, validate: bool, findings: Findings) -> StateFi
         model=_model(builder.state_schema, definitions),
         inputs=tuple(map(ChannelKeys.field, keys.input_keys)),
         outputs=tuple(map(ChannelKeys.field, returned)),
-        keep=tuple([ChannelKeys.field(key) for key in kept if key not in passing]) if passing else "all",
+        passing=tuple(map(ChannelKeys.field, passing)),
         of_last_write=tuple([ChannelKeys.field(key) for key in passing if not getattr(kept[key], "guard", False)]),
     )
 

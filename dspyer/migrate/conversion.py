@@ -340,7 +340,8 @@ class Conversion:
     # --- what is made of them
 
     def _empty_graph(self) -> Graph:
-        name = getattr(self.given, "name", None)
+        name, passing = getattr(self.given, "name", None), self.fields.passing
+        lasting = [field for field in self.fields.model.model_fields if field not in passing]
         return Graph(
             self.fields.model,
             name=name if name and name != "LangGraph" else None,
@@ -348,7 +349,8 @@ class Conversion:
             required=NEEDED,  # LangGraph requires none: what nodes= brings cannot do without
             outputs=self.fields.outputs,
             merge=self._merge(),
-            keep=self.fields.keep,  # as with a checkpointer: what a run leaves in a channel, the next one finds there
+            # As with a checkpointer: what a run leaves in other channels, the next one finds there.
+            keep=lasting if passing else "all",
         )
 
     def _merge(self) -> object:
