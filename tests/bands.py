@@ -7,13 +7,11 @@ NOT_YET: dict[str, str] = {
     "agents.agent_check": "FinderNode Repair SENT build_finder facts_around giving into_problems set_apart",
     "agents.arrivals": "Inbox LivePosts SENT",
     "agents.conversation": (
-        "ARGS COVERS CUTS FORCED HANDOFFS MESSAGES PROBLEMS TURN check_chat places_of_results text_by_name "
-        "without_none"
+        "ARGS COVERS CUTS FORCED HANDOFFS MESSAGES PROBLEMS TURN check_chat places_of_results text_by_name without_none"
     ),
     "agents.loop": "compiled literals members",
     "agents.mode": (
-        "Filler fill_text is_template names_in set_steps_apart step_count warning_message warning_of "
-        "with_valid_text"
+        "Filler fill_text is_template names_in set_steps_apart step_count warning_message warning_of with_valid_text"
     ),
     "agents.settle": "value_in",
     "agents.tool_action": (
@@ -27,9 +25,7 @@ NOT_YET: dict[str, str] = {
         "OfGraph check_name class_of compiled is_value_class node_options own_call shown_type signature_of "
         "signature_of_module"
     ),
-    "archive.archive": (
-        "CheckedStore HistoryReader Opaque check_thread_name due_threads is_encrypted json waiting_at"
-    ),
+    "archive.archive": ("CheckedStore HistoryReader Opaque check_thread_name due_threads is_encrypted json waiting_at"),
     "archive.archived_thread": (
         "Bounds FollowedRecords HistoryReader ReadsHistory ThreadReader cancellation_count drawn_graph "
         "failures_of_run first_version is_alive recover_state run_in_thread run_of unread_of"
