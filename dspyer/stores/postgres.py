@@ -742,18 +742,20 @@ class Schemas(Mapping[str, Store]):
         )
 
     def __iter__(self) -> Iterator[str]:
+        return iter(self._labels())
+
+    def __contains__(self, label: object) -> bool:
+        return label in self._labels()
+
+    def __len__(self) -> int:
+        return len(self._labels())
+
+    def _labels(self) -> list[str]:
         with _told(f"the list of the schemas {self._prefix}..."):
             found = self._database._connections.run(
                 self._database, lambda connection: connection.execute(_SCHEMAS, [self._prefix]).fetchall()
             )
-        names = [name.removeprefix(self._prefix) for (name,) in found]
-        return iter(sorted(filter(_LABEL.fullmatch, names)))
-
-    def __contains__(self, label: object) -> bool:
-        return label in iter(self)
-
-    def __len__(self) -> int:
-        return sum(1 for _ in self)
+        return sorted(filter(_LABEL.fullmatch, [name.removeprefix(self._prefix) for (name,) in found]))
 
     def __bool__(self) -> bool:
         return True  # each label has a store, with a schema or without one
