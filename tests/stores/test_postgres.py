@@ -26,7 +26,7 @@ from dspyer.errors import ConcurrentRunError, StateError, StoreError
 from dspyer.stores import open_store
 from dspyer.stores.base import Change, Point, Row, Snapshot
 from dspyer.stores.content import Content
-from dspyer.stores.postgres import Postgres, split_address
+from dspyer.stores.postgres import Postgres, Schemas, split_address
 from dspyer.testing.store_samples import BLOB, OTHER_BLOB, append, begin, content, copy_thread, owner, row, rows
 from tests.rows import each
 from tests.stores.proxy import AFTER, BEFORE, Proxy, proxy
@@ -341,6 +341,17 @@ def test_concurrent_threads_create_the_tables_once(postgres: str) -> None:
     assert stores[0].threads() == [str(number) for number in range(8)]
     for store in stores:
         store.close()
+
+
+def test_a_drop_waits_only_so_long(store: Postgres, postgres: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    store.write(Change("t"))
+    whole, _, schema = split_address(postgres)
+    monkeypatch.setattr("dspyer.stores.postgres.LOCK_TIMEOUT", "set_config('lock_timeout', '20', true)")
+    with psycopg.connect(whole) as other:
+        other.execute(sql.SQL("SELECT FROM {}.entry").format(_schema(postgres)))  # as a backup does
+        with pytest.raises(StoreError, match="lock timeout"):
+            Schemas(whole, prefix=str(schema)[:5]).drop(str(schema)[5:])
+    assert store.write(Change("t", 1)) == 1
 
 
 def test_concurrent_deletions_around_one_run_do_not_deadlock(store: Postgres) -> None:

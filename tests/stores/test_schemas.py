@@ -26,12 +26,20 @@ from dspyer.errors import ConcurrentRunError, StoreError, ThreadError
 from dspyer.stores import Store
 from dspyer.stores.base import Change, Point, Row, RunQuery
 from dspyer.stores.postgres import Postgres, Schemas
-from dspyer.testing.store_samples import BLOB, append, begin, copy_thread, owner, rows
 from tests.children import Child
 from tests.stores import postgres_server
+from tests.stores.kit import OTHER, OWNER, append, rows, run
 from tests.threads.test_key_deliveries import Stepped, Steps
 
 LONG = 20.0  # seconds after which a test gives up
+BLOB = "too long for its row " * 1_000
+
+
+def begin(thread: str, name: str, count: int, *parents: Point, epoch: int = 0) -> Change:
+    """The first change of a run with an owner."""
+    head, after = Point(name, count - 1), epoch + 1 if epoch else None
+    begun = run(name, thread, *parents)
+    return Change(thread, epoch, after, OWNER, 30.0, head, run=begun, rows_of=name, rows=rows(0, count - 1))
 
 
 class Database:
@@ -90,12 +98,12 @@ def pool() -> Iterator[ThreadPoolExecutor]:
         yield found
 
 
-def release(run: str, seq: int, status: str | None, epoch: int, thread: str = "t") -> Change:
+def release(name: str, seq: int, status: str | None, epoch: int, thread: str = "t") -> Change:
     """The end of a run; without a status it ends as that of a process that has crashed a lease ago."""
     if status is None:
         return Change(thread, epoch, lease=0.0)
     row = Row(seq, "end", {"status": status})
-    return Change(thread, epoch, rows_of=run, rows=[row], head=Point(run, seq), lease=0.0)
+    return Change(thread, epoch, rows_of=name, rows=[row], head=Point(name, seq), lease=0.0)
 
 
 def ended(store: Store, thread: str, status: str | None = "completed") -> int:
@@ -122,7 +130,7 @@ def test_labels_are_those_of_schemas(database: Database, days: Schemas) -> None:
         assert store.delete(["t"]) == store.delete_unreachable("t") == store.delete()
         store.drop_snapshots()
         store.vacuum()
-        for refused in (append("t", "r", 1), Change(rows_of="r", rows=rows(1)), Change("t", 3, lease=0.0)):
+        for refused in (append("t", "r", 1), Change(rows_of="r", rows=rows(0, 0)), Change("t", 3, lease=0.0)):
             with pytest.raises((ConcurrentRunError, ValueError), match=r"does not exist|deleted"):
                 store.write(refused)
     assert list(days) == [], "what reads, deletes or is refused makes no schema"
@@ -165,13 +173,13 @@ def test_drop_refuses_what_is_not_done(database: Database, days: Schemas, monkey
     store = days["a"]
     ended(store, "done")
     ended(store, "copied")
-    store.write(copy_thread("whole", Point("run of copied", 2)))
+    store.write(Change("whole", head=Point("run of copied", 2)))
     store.write(Change("no run yet"))
     cases: dict[str, Callable[[], object]] = {
         **{str(status): partial(ended, store, "t", status) for status in ("failed", "stopped", None)},
         "waits": partial(ended, store, "t", "interrupted"),
         "lapsed": lambda: store.write(begin("t", "r", 2)._replace(lease=1e-6)),
-        "copy of a part": lambda: store.write(copy_thread("t", Point("run of copied", 1))),
+        "copy of a part": lambda: store.write(Change("t", head=Point("run of copied", 1))),
     }
     for name, make in cases.items():
         make()
@@ -219,8 +227,8 @@ def test_nothing_of_a_dropped_schema_fits_into_a_new_one(database: Database, day
         append("t", "r", 2, epoch=epoch),
         append("t", "r", 2, epoch=epoch, value=BLOB),
         release("r", 2, "completed", epoch),
-        Change("t", epoch, owner=owner("r"), lease=30.0),
-        Change("t", epoch, epoch + 1, owner("second"), 30.0),
+        Change("t", epoch, owner=OWNER, lease=30.0),
+        Change("t", epoch, epoch + 1, OTHER, 30.0),
         begin("t", "s", 1, Point("r", 1), epoch=epoch),
     ]
     assert database.elsewhere.drop("a", unfinished=True)
@@ -275,15 +283,15 @@ def test_drop_at_every_step_of_a_run(database: Database, days: Schemas, lapsed: 
         steps = Steps(at)
         steps.do = drop
         with suppress(ConcurrentRunError, ThreadError):
-            run = nodes.program(Stepped(store, steps)).thread("t").run({"n": 7}, key="k")
-            run.raise_error()
-            assert run.state["n"] == 700
+            found = nodes.program(Stepped(store, steps)).thread("t").run({"n": 7}, key="k")
+            found.raise_error()
+            assert found.state["n"] == 700
         assert nodes.calls <= 2
         for label in (days, database.elsewhere):
             thread = Nodes().program(label["a"]).thread("t")
             assert thread.status == ("new" if store.thread("t") is None else "completed"), (at, dropped)
-            found = [run.id for run in store.runs("t")]
-            assert again == [] or (thread.state["n"], [run.run_id for run in again]) == (700, found)
+            ids = [one.id for one in store.runs("t")]
+            assert again == [] or (thread.state["n"], [one.run_id for one in again]) == (700, ids)
         assert store.thread("t") is not None or dropped == [True]
         days.drop("a")
     assert at > 6
@@ -331,15 +339,6 @@ def test_who_comes_later_waits_and_finds_nothing(database: Database, days: Schem
     assert (read.result(LONG), new.result(LONG) > epoch, store.threads()) == (None, True, ["new"])
 
 
-def test_drop_waits_for_a_lock_only_so_long(database: Database, days: Schemas, monkeypatch: pytest.MonkeyPatch) -> None:
-    epoch = ended(days["a"], "t")
-    with database.holding("SELECT FROM {s}.entry"), monkeypatch.context() as patched:
-        patched.setattr("dspyer.stores.postgres.LOCK_TIMEOUT", "set_config('lock_timeout', '20', true)")
-        with pytest.raises(StoreError, match="lock timeout"):
-            days.drop("a")
-    assert days["a"].write(append("t", "run of t", 3, epoch=epoch)) == epoch
-
-
 def test_drops_among_many_runs(days: Schemas, pool: ThreadPoolExecutor, database: Database) -> None:
     """Whatever the order: each run has completed or was refused, and what is there afterwards is whole."""
     stop, refused = threading.Event(), list[str]()
@@ -376,14 +375,16 @@ def test_drops_among_many_runs(days: Schemas, pool: ThreadPoolExecutor, database
 CREATES = """
 import sys
 from dspyer.errors import ConcurrentRunError
+from dspyer.stores.base import Change, Point
 from dspyer.stores.postgres import Schemas
-from dspyer.testing.store_samples import append, begin
+from tests.stores.kit import OWNER, append, rows, run
 address, prefix, name = sys.argv[1:]
 store = Schemas(address, prefix=prefix)["a"]
 assert store.threads() == []
 print("ready", flush=True)
 sys.stdin.readline()
-epoch = store.write(begin(name, name, 1))
+begun = Change(name, 0, None, OWNER, 30.0, Point(name, 0), run=run(name, name), rows_of=name, rows=rows(0, 0))
+epoch = store.write(begun)
 print("written", flush=True)
 sys.stdin.readline()
 try:
