@@ -14,6 +14,7 @@ from __future__ import annotations
 import json
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from contextvars import ContextVar
 from types import MappingProxyType
 from typing import Any, Concatenate, NamedTuple, ParamSpec, Self, TypeVar
 
@@ -165,6 +166,9 @@ class DeletionReport(NamedTuple):
     kept: Mapping[str, tuple[str, ...]]
     erased: bool = True
 
+
+ASKED_FOR: ContextVar[str] = ContextVar("asked_for", default="")
+"""The thread whose runs and blobs a caller looks up, `""` if it may be any: they lie where the thread does."""
 
 NO_EPOCHS: Mapping[str, int] = MappingProxyType({})
 
