@@ -35,7 +35,8 @@ DIFFERENCES = BENCH / "langgraph_differences.toml"
 SIBLINGS = "a run that stops does not show what finished beside the node that stopped; continued, it ends the same"
 DOUBLED = "LangGraph gives a reducer twice what a graph that is a node passes on; here nothing is doubled"
 UNSTABLE = "LangGraph's own result changes from run to run"
-KINDS = ("same", "refused", "differs", "failed")
+KINDS = ("same", "refused", "differs", "refused late", "failed")
+WRONG = ("refused late", "failed")
 TITLE = "LangGraph's own tests"
 TABLES = "<!-- written by bench.langgraph_suite -->"
 
@@ -68,7 +69,8 @@ def row(line: dict[str, Any], differences: dict[str, list[str]]) -> Row:
     ends = (line["langgraph_end"], line["dspyer_end"]) if "dspyer_end" in line else None
     continued = same(*ends) if ends else None
     if dspyer["kind"] == "refused" or dspyer.get("type") == "GraphError":
-        return Row(test, "refused", tuple(map(general, dspyer.get("problems") or [dspyer["text"]])))
+        kind = "refused" if dspyer["kind"] == "refused" else "refused late"
+        return Row(test, kind, tuple(map(general, dspyer.get("problems") or [dspyer["text"]])))
     known = tuple(why for why, tests in differences.items() if any(fnmatch(test, each) for each in tests))
     if same(langgraph, dspyer):
         if ends and not continued:
@@ -134,12 +136,19 @@ def tables(found: list[Row]) -> str:
         "same": "end in the same state, with the same questions, or with the same error",
         "refused": "are refused by the converter, which names all reasons",
         "differs": "end differently, for a known reason",
+        "refused late": "are refused while they run",
         "failed": "end differently, and no reason is known",
     }
     parts = [
         markdown(["graphs", "share", ""], [[kinds[k], f"{kinds[k] / max(total, 1):.0%}", words[k]] for k in KINDS])
     ]
-    for kind, title in (("refused", "why it is refused"), ("differs", "why it differs"), ("failed", "what happened")):
+    titles = {
+        "refused": "why it is refused",
+        "refused late": "why it is refused late",
+        "differs": "why it differs",
+        "failed": "what happened",
+    }
+    for kind, title in titles.items():
         reasons = Counter(reason for each in compared if each.kind == kind for reason in each.reasons)
         if reasons:
             parts.append(markdown(["graphs", title], [[count, reason] for reason, count in reasons.most_common()]))
@@ -259,12 +268,12 @@ def main() -> int:
     text = f"{textwrap.fill(summary(found), 140)}\n\n{tables(found)}\n"
     print(text)
     for each in found:
-        if each.kind == "failed":
+        if each.kind in WRONG:
             print(f"{each.test}: {'; '.join(each.reasons)}", file=sys.stderr)
     if options.page:
         page = Path(options.page)
         page.write_text(with_section(page.read_text(), text))
-    return any(each.kind == "failed" for each in found)
+    return any(each.kind in WRONG for each in found)
 
 
 if __name__ == "__main__":

@@ -696,8 +696,8 @@ FAULTS: tuple[Fault, ...] = (
     Fault(
         name="epoch_of_deleted_thread_forgotten",
         file="dspyer/stores/memory.py",
-        old="self._max_deleted_epoch = max(self._max_deleted_epoch, thread.epoch)",
-        new="self._max_deleted_epoch = thread.epoch",
+        old="self._max_deleted_epoch = max(self._max_deleted_epoch, gone.epoch)",
+        new="self._max_deleted_epoch = gone.epoch",
         loss="after two deletions a thread of an old name gets an old epoch again, so an owner of the deleted thread can write into it",
         tests=("tests/stores/test_conformance.py", "tests/stores"),
     ),

@@ -116,6 +116,8 @@ def test_errors_refusals_and_calls_without_an_input_are_told_apart(tmp_path: Pat
     assert (refused.kind, len(refused.reasons)) == ("refused", 1)
     assert "`x` returns Command(graph=Command.PARENT)" in refused.reasons[0]
     line = outcomes(graph(give_up, greet), {"name": "Ada"})
+    late = line | {"dspyer": {"kind": "error", "type": "GraphError", "text": "node 'x' asks"}}
+    assert row(late, {"a trap": ["t.py::*"]}) == Row("t.py::t", "refused late", ("node `x` asks",))
     assert row(line | {"dspyer": line["langgraph"] | {"state": {}}}, {}).kind == "failed"
     assert row(line | {"dspyer": line["langgraph"] | {"state": {}}}, {"a trap": ["t.py::*"]}).reasons == ("a trap",)
 

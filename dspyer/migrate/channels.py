@@ -41,7 +41,7 @@ from langchain_core.messages import (
     convert_to_messages,
     message_chunk_to_message,
 )
-from langgraph.channels import BinaryOperatorAggregate, DeltaChannel
+from langgraph.channels import AnyValue, BinaryOperatorAggregate, DeltaChannel, EphemeralValue, UntrackedValue
 from langgraph.graph.message import add_messages
 from langgraph.graph.state import CompiledStateGraph, StateGraph
 from langgraph.types import Command, Send
@@ -50,7 +50,7 @@ from pydantic.fields import FieldInfo
 from typing_extensions import ReadOnly
 
 from dspyer import DELETE, ImmutableState, Replace, Updates, message_list, reducers
-from dspyer.errors import GraphError, InputError, NodeOutputError, brief
+from dspyer.errors import GraphError, InputError, NodeOutputError, brief, list_names
 from dspyer.extend import FrozenList, freeze, thaw
 from dspyer.migrate.internals import (
     add_message_batches,
@@ -268,6 +268,7 @@ _REPLACE: Final = dataclasses.replace(
     reducers.replace,
     hint="mend the annotation of LangGraph's state, or convert with from_langgraph(validate=False), which checks none",
 )
+_OF_ONE_STEP: Final = dataclasses.replace(_REPLACE, transient=True)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -310,14 +311,27 @@ class ChannelKeys:
         keys = self.keys[schema]
         if keys == (ROOT,):
             return self._plain(ROOT_FIELD, state.raw(ROOT_FIELD, None))
+        values = self._values(keys, state, managed)
+        is_built = isinstance(schema, type) and (issubclass(schema, BaseModel) or dataclasses.is_dataclass(schema))
+        return schema(**values) if is_built else values
+
+    def reader(self, state: ImmutableState) -> Callable[..., Any]:
+        """Return the function by which code reads channels; a `ToolNode` takes their names from its second argument."""
+        return partial(self._read, state, self.channels)
+
+    def _read(self, state: ImmutableState, _: Sequence[str], select: str | Sequence[str], fresh: bool = False) -> Any:
+        del fresh  # what a node writes is its result: while it runs, it has written nothing
+        values = self._values([select] if isinstance(select, str) else select, state, {})
+        return values.get(select) if isinstance(select, str) else values
+
+    def _values(self, keys: Iterable[str], state: ImmutableState, managed: Mapping[str, Any]) -> dict[str, Any]:
         values = {}
         for key in keys:
-            if key in self.managed:
+            if key in managed:
                 values[key] = managed[key]
             elif self.field(key) in state:
                 values[key] = self._plain(self.field(key), state.raw(self.field(key)))
-        is_built = isinstance(schema, type) and (issubclass(schema, BaseModel) or dataclasses.is_dataclass(schema))
-        return schema(**values) if is_built else values
+        return values
 
     def _plain(self, name: str, raw: Any) -> Any:
         value = thaw(raw)
@@ -390,11 +404,15 @@ class StateFields(ChannelKeys):
         model: the schema, for `Graph(model)`.
         inputs: the fields that a run may be given, none of them required.
         outputs: the fields that a run returns.
+        keep: the fields that last over the runs of a thread, or `"all"`.
+        of_last_write: the fields of which the last write counts where several nodes write at once.
     """
 
     model: type[BaseModel]
     inputs: tuple[str, ...]
     outputs: tuple[str, ...]
+    keep: tuple[str, ...] | Literal["all"]
+    of_last_write: tuple[str, ...]
 
 
 def langgraph_inputs(graph: Any, value: object) -> dict[str, Any]:
@@ -449,9 +467,16 @@ def state_fields(builder: Any, *, validate: bool, findings: Findings) -> StateFi
                 annotation, why = _plain_type(channel.typ)
             if why:
                 findings.note(f"field {name!r} accepts anything: {why}")
-            definitions[name] = (Annotated[annotation, _REPLACE], ...)
+            fold = _OF_ONE_STEP if isinstance(channel, (EphemeralValue, AnyValue)) else _REPLACE
+            definitions[name] = (Annotated[annotation, fold], ...)
         findings.value_types.append(_without_markers(channel.typ))
     findings.value_types += builder.schemas  # an instance of one may be the value of a Send
+    untracked = [key for key, channel in kept.items() if isinstance(channel, UntrackedValue)]
+    if untracked:
+        findings.note(
+            f"each run of a thread begins without {list_names(untracked)}, which is stored here, and must be data"
+        )
+    passing = [key for key, channel in kept.items() if isinstance(channel, (EphemeralValue, AnyValue, UntrackedValue))]
     keys = _channel_keys(builder)
     returned = [key for key in keys.keys[builder.output_schema] if key not in keys.managed]
     return StateFields(
@@ -459,6 +484,8 @@ def state_fields(builder: Any, *, validate: bool, findings: Findings) -> StateFi
         model=_model(builder.state_schema, definitions),
         inputs=tuple(map(ChannelKeys.field, keys.input_keys)),
         outputs=tuple(map(ChannelKeys.field, returned)),
+        keep=tuple([ChannelKeys.field(key) for key in kept if key not in passing]) if passing else "all",
+        of_last_write=tuple([ChannelKeys.field(key) for key in passing if not getattr(kept[key], "guard", False)]),
     )
 
 

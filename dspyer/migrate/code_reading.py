@@ -24,7 +24,7 @@ from langchain_core.language_models import BaseLanguageModel
 from langchain_core.runnables import Runnable
 from langgraph.pregel.protocol import PregelProtocol
 
-from dspyer.migrate.internals import RunnableCallable
+from dspyer.migrate.internals import RunnableCallable, TaskFunction
 from dspyer.nodes.callables import attributes_of, code_objects, own_call, used_objects
 
 _DEPTH: Final = 2
@@ -128,6 +128,8 @@ class _CodeSearch:
         elif is_a(value, partial):
             self.visit(name, value.func, depth)
             self.items(name, (*value.args, *value.keywords.values()), depth)
+        elif is_a(value, TaskFunction):
+            self.visit(name, value.func, depth)
         elif type(value) is dict:
             for key, item in islice(value.items(), _MOST_ITEMS):
                 self.visit(f"{name}[{key!r}]" if is_a(key, (str, int)) else f"{name}[...]", item, depth)

@@ -348,16 +348,16 @@ class Conversion:
             required=NEEDED,  # LangGraph requires none: what nodes= brings cannot do without
             outputs=self.fields.outputs,
             merge=self._merge(),
-            keep="all",  # as with a checkpointer: what a run leaves in a channel, the next one finds there
+            keep=self.fields.keep,  # as with a checkpointer: what a run leaves in a channel, the next one finds there
         )
 
     def _merge(self) -> object:
         """The merge policy, named for all fields: a graph that is a node writes what it passes on, mostly unchanged."""
-        given = self.options.merge
+        given, own = self.options.merge, dict.fromkeys(self.fields.of_last_write, "last_write_wins")
         if isinstance(given, Mapping):
             # A policy for some fields leaves the others as they would be without it.
-            return {**given, "**": given.get("**", "raise")}
-        return "raise" if given is None else given
+            return {"**": "raise", **own, **given}
+        return {"**": "raise", **own} if given is None else given
 
     def _node_options(self, name: str) -> dict[str, Any]:
         """The way in which a node is added: the options of `Graph.add_node`."""

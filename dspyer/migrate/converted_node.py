@@ -47,7 +47,7 @@ from dspyer.layers.attempts import accepts
 from dspyer.log.execution_records import RecordKey
 from dspyer.migrate.channels import StateFields, is_several
 from dspyer.migrate.internals import ParentCommand, Questions, managed_value, node_configurable, refused_answer, text_of
-from dspyer.migrate.unsupported import LEAVES_BY_COMMAND, Findings
+from dspyer.migrate.unsupported import LEAVES_BY_COMMAND, OF_TASKS, Findings, task_policies
 from dspyer.nodes.binding import find_resource, value_of_run
 from dspyer.nodes.node import SENT, Goto
 from dspyer.schema.fields import refusal_text
@@ -165,12 +165,9 @@ class TaskCalls:
         self, function: Callable[..., Any], given: tuple[Sequence[Any], Mapping[str, Any]], **options: Any
     ) -> Future[Any] | asyncio.Future[Any]:
         name = getattr(function, "__name__", "task")
-        policies = [key for key in ("retry_policy", "cache_policy", "timeout") if options.get(key)]
+        policies = task_policies(options)
         if policies:
-            raise GraphError(
-                f"the task {name!r}, which node {self.name!r} calls, has a {policies[0]}: make it a node with that "
-                "policy, or call a plain function"
-            )
+            raise GraphError(f"node {self.name!r} calls the task {name!r}, which has a {policies[0]}: {OF_TASKS}")
         # By their order in the node, as LangGraph counts them: a task has no other name.
         key = f"{self.name}.{name}-{next(self._numbers)}"
         args, kwargs = given
@@ -234,9 +231,19 @@ class Surroundings:
     managed: Mapping[str, Any] = field(default_factory=dict)
 
     def config(
-        self, label: str, ctx: Context, questions: Questions, tasks: TaskCalls, failed: NodeError | None = None
+        self,
+        label: str,
+        ctx: Context,
+        questions: Questions,
+        tasks: TaskCalls,
+        read: Callable[..., Any],
+        read_state: Callable[[], Any] | None = None,
+        failed: NodeError | None = None,
     ) -> Any:
-        """The `RunnableConfig` with which LangGraph calls the code of node `label`; `failed` is for error handlers."""
+        """The `RunnableConfig` with which LangGraph calls the code of node `label`.
+
+        `read` reads channels, `read_state` the state that a `Send` has replaced; `failed` is for error handlers.
+        """
         given = _resource(ctx, RunnableConfig, {})
         # What the run was given comes last, so that it may name another thread or user.
         configurable = {**_thread_id(ctx), **self.configurable, **given.get("configurable", {})}
@@ -253,7 +260,7 @@ class Surroundings:
                 thread_id=configurable.get("thread_id"),
             ),
         )
-        private = node_configurable(ctx.execution, runtime, questions, tasks, failed)
+        private = node_configurable(ctx.execution, runtime, questions, tasks, (read, read_state), failed)
         return {
             **given,
             "tags": list(given.get("tags", ())),
@@ -333,7 +340,8 @@ class ConvertedRouter:
 
     def follow(self, state: ImmutableState, ctx: Context) -> list[object]:
         """Targets of edges and routers, as LangGraph's code says it."""
-        config = self.surroundings.config(self.label, ctx, Questions(()), TaskCalls(ctx, f"{self.label} router"))
+        tasks = TaskCalls(ctx, f"{self.label} router")
+        config = self.surroundings.config(self.label, ctx, Questions(()), tasks, self.fields.reader(state))
         managed = self.surroundings.managed_values(ctx)
         token = var_child_runnable_config.set(config)
         try:
@@ -551,7 +559,10 @@ class NodeCall:
         """The arguments with which the code is called, in the context in which LangGraph calls it."""
         questions = Questions(self.answers, self.texts)
         self.tasks.begin()
-        config = self.node.surroundings.config(self.node.label, self.ctx, questions, self.tasks, self.failed)
+        read, read_state = self.node.fields.reader(self.state), self._from_edge if SENT in self.state else None
+        config = self.node.surroundings.config(
+            self.node.label, self.ctx, questions, self.tasks, read, read_state, self.failed
+        )
         token = var_child_runnable_config.set(config)
         asked: Any = None
         try:
@@ -579,8 +590,9 @@ class NodeCall:
 
     def _input(self) -> object:
         # What a `Send` brings takes the place of the state, as in LangGraph.
-        if SENT in self.state:
-            return thaw(self.state.raw(SENT))
+        return thaw(self.state.raw(SENT)) if SENT in self.state else self._from_edge()
+
+    def _from_edge(self) -> object:
         managed = self.node.surroundings.managed_values(self.ctx)
         return self.node.fields.seen(self.node.input_schema, self.state, managed)
 

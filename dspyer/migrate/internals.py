@@ -34,14 +34,14 @@ from dspyer.schema.fields import validated_fields
 # The error for a LangGraph of a version that is not known.
 
 
-TESTED = ("1.2.11", "1.2.22")
+TESTED = ("1.2.11", "1.2.22", "1.2.24")
 """The versions of LangGraph with which the converter was tested."""
 
 
 def unknown_version(error: Exception) -> ImportError:
     """The error if LangGraph lacks a private name that the converter needs."""
     return ImportError(
-        f"dspyer.migrate was tested with LangGraph {' and '.join(TESTED)}, and {_found()} is installed, which differs "
+        f"dspyer.migrate was tested with LangGraph {', '.join(TESTED)}, and {_found()} is installed, which differs "
         f"({error}): pip install 'langgraph>=1.2,<1.3'"
     )
 
@@ -69,6 +69,7 @@ try:
     from langgraph._internal._scratchpad import PregelScratchpad
     from langgraph.channels.binop import _get_overwrite
     from langgraph.errors import ParentCommand, is_invalid_resume
+    from langgraph.func import _TaskFunction as TaskFunction
     from langgraph.graph.message import _messages_delta_reducer as add_message_batches
     from langgraph.graph.state import _DEFAULT_ERROR_HANDLER_NODE as DEFAULT_ERROR_HANDLER
     from langgraph.types import interrupt
@@ -78,11 +79,14 @@ try:
 except ImportError as error:
     raise unknown_version(error) from error
 
+CONFIG_KEY_READ_STATE = "__pregel_read_state"  # LangGraph before 1.2.24 has no name for it
+
 __all__ = [
     "DEFAULT_ERROR_HANDLER",
     "ParentCommand",
     "Questions",
     "RunnableCallable",
+    "TaskFunction",
     "add_message_batches",
     "managed_value",
     "node_configurable",
@@ -152,28 +156,31 @@ def refused_answer(error: BaseException) -> int | None:
 
 
 def node_configurable(
-    task: str, runtime: object, questions: Questions, call_task: Callable[..., Any], failed: NodeError | None
+    task: str,
+    runtime: object,
+    questions: Questions,
+    call_task: Callable[..., Any],
+    reads: tuple[Callable[..., Any], Callable[[], Any] | None],
+    failed: NodeError | None,
 ) -> dict[str, Any]:
     """The private part of the config with which LangGraph calls a node.
 
-    `task` is the id of the call; `call_task` makes the calls of functions with `@task`; `failed` is what an error
-    handler gets.
+    `task` is the id of the call; `call_task` makes the calls of functions with `@task`; `reads` are how code reads
+    channels, and the state that a `Send` has replaced; `failed` is what an error handler gets.
     """
+    read, read_state = reads
     scratchpad = _scratchpad(0, questions)
     return {
         CONFIG_KEY_TASK_ID: task,
         CONFIG_KEY_CHECKPOINT_NS: task,
         CONFIG_KEY_SEND: _refuse_writes,
-        CONFIG_KEY_READ: _refuse_reads,
+        CONFIG_KEY_READ: read,
+        CONFIG_KEY_READ_STATE: read_state,
         CONFIG_KEY_CALL: call_task,
         CONFIG_KEY_RUNTIME: runtime,
         CONFIG_KEY_SCRATCHPAD: scratchpad,
         **({} if failed is None else {CONFIG_KEY_NODE_ERROR: failed}),
     }
-
-
-def _refuse_reads(*_: object, **__: object) -> object:
-    raise TypeError("a converted node cannot read the channels of LangGraph: take the state as a parameter")
 
 
 def _scratchpad(left: int, questions: Questions) -> PregelScratchpad:

@@ -31,7 +31,7 @@ from langgraph.types import Command
 
 from dspyer.errors import list_names, suggestion
 from dspyer.migrate.code_reading import NodeCode, StateKeys, has_sync_form, read_code, read_keys
-from dspyer.migrate.internals import data_channels
+from dspyer.migrate.internals import TaskFunction, data_channels
 from dspyer.schema.fields import RESERVED
 
 # What a conversion finds: the problems that refuse a graph, and the notes on what was inferred.
@@ -95,16 +95,14 @@ class Findings:
             self.notes.append(text)
 
 
+OF_TASKS: Final = "make it a node with that policy, or call a plain function"
 LEAVES_BY_COMMAND: Final = (
     "return the value and route in the parent graph, or let a function that is the node call this graph"
 )
-_CONVERTED: Final = (LastValue, BinaryOperatorAggregate, DeltaChannel)
+_CONVERTED: Final = (LastValue, EphemeralValue, AnyValue, UntrackedValue, BinaryOperatorAggregate, DeltaChannel)
 # What to do with a field of another channel class.
 _CHANNELS: Final[dict[type[BaseChannel[Any, Any, Any]], str]] = {
     Topic: "a list emptied after each step; use reducers.extend, and DELETE to empty it",
-    EphemeralValue: "a value for one step; use a plain field, and DELETE to remove it, or the value of a Send",
-    UntrackedValue: "a value that no checkpoint holds; pass it in `context`, or use a plain field",
-    AnyValue: "the last of several equal writes; use a plain field, which equal writes do not conflict in",
     NamedBarrierValue: "a barrier; leave it out: a node waits for all branches that can still reach it",
 }
 
@@ -238,6 +236,11 @@ def _check_node(name: str, runnable: object, findings: Findings) -> None:
             )
     if names_parent(code):
         findings.problem(f"node {name!r} returns Command(graph=Command.PARENT): {LEAVES_BY_COMMAND}")
+    for use in code.values(TaskFunction):
+        policies = task_policies(vars(use.value))
+        if policies:
+            called = use.value.__name__
+            findings.problem(f"node {name!r} calls the task {called!r}, which has a {policies[0]}: {OF_TASKS}")
     for use in code.values(dspy.Module):
         named = use.name[:1].isidentifier()
         called, argument = (use.name, use.name) if named else (type(use.value).__name__, "...")
@@ -259,6 +262,11 @@ def _note_unknown_keys(
             f"node {name!r} may return {list_names(unknown)}, which is no field: LangGraph drops it, and a run "
             "here fails; add it to the state, or write from_langgraph(extra='drop')"
         )
+
+
+def task_policies(options: Mapping[str, Any]) -> list[str]:
+    """The policies among the options of a `@task`, which only nodes have here."""
+    return [key for key in ("retry_policy", "cache_policy", "timeout") if options.get(key)]
 
 
 def names_parent(code: NodeCode) -> bool:

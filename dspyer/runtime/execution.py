@@ -392,7 +392,9 @@ def _route(
         if decision.updates:
             schema, author = session.graph.topology.schema, exit_.module_name or name
             commit_id = session.ids.global_id(execution.id, author)
-            written, state = schema.commit(state, decision.updates, node=author, commit_id=commit_id, whole_values=True)
+            kept = {name: state.raw(name) for name in schema.transient if name in state}  # this is part of one commit
+            updates = {**kept, **decision.updates}
+            written, state = schema.commit(state, updates, node=author, commit_id=commit_id, whole_values=True)
             for field, update in written.items():
                 folds = schema.reducer(field) is not None
                 net = update if folds else diff_value(before.raw(field, DELETE), state.raw(field, DELETE))

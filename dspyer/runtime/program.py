@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import Executor
+from datetime import timedelta
 from functools import partial
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -43,6 +44,8 @@ from dspyer.runtime.request import new_request
 from dspyer.runtime.run import Run
 from dspyer.runtime.streams import AsyncEvents, Events
 from dspyer.stores import Store
+from dspyer.stores.base import DeletionReport
+from dspyer.threads.changes import delete_threads, idle_seconds
 from dspyer.threads.graph_changes import Migrate, OtherGraphs
 from dspyer.threads.playing import recover_threads
 from dspyer.threads.thread import Thread
@@ -376,19 +379,22 @@ class CompiledGraph(dspy.Module):
         self._refuse_executor()
         return Thread(self, self._require_store(), name, OtherGraphs.of(migrate, graphs))
 
-    def threads(self, *, after: str = "", limit: int | None = None) -> list[str]:
+    def threads(self, *, idle: timedelta | None = None, after: str = "", limit: int | None = None) -> list[str]:
         """The names of the threads in the store, sorted: of all, or of a page.
 
         A store that graphs share has those of other graphs too.
 
         Args:
+            idle: only threads that no run owns, and that were last run, changed or sent a message so long ago or
+                longer, by the clock of the PostgreSQL server, or else of this machine. A run that was stopped by a
+                crash counts as its thread's use until its lease of 30 s has ended.
             after: only names that come after this one; the last name of the page before. A thread that is made or
                 deleted between two pages changes no other one: none comes twice, and none is left out.
             limit: the most names of the page; None for all.
 
         Raises:
             ThreadError: if the program was compiled without a store, or `after` is no text.
-            ValueError: if `limit` is no number above 0.
+            ValueError: if `limit` is no number above 0, or `idle` is negative or no timedelta.
             StoreError: if the store fails.
 
         Example:
@@ -407,7 +413,43 @@ class CompiledGraph(dspy.Module):
         if limit is not None and (int(limit) != limit or limit < 1):
             raise ValueError(f"limit={limit!r}: a page has at least one name; None for all names")
         most = 2**63 - 1  # a database cannot count further
-        return store.threads(after, None if limit is None else min(int(limit), most))
+        return store.threads(after, None if limit is None else min(int(limit), most), idle_seconds(idle))
+
+    def delete(self, names: Iterable[str], *, idle: timedelta | None = None) -> DeletionReport:
+        """Deletes threads in one transaction, with all of their history that no other thread reaches.
+
+        A thread that a run owns is left. One whose last run failed, was stopped, has crashed or waits for an answer is
+        deleted: that run can be resumed no more. Keys of the runs are forgotten: `run(key=...)` calls the nodes again.
+
+        Args:
+            names: names of the threads. Those that no thread has are ignored.
+            idle: leaves also the threads that are not idle for so long, as `threads(idle=...)` says: those that were
+                used since that has listed them.
+
+        Returns:
+            What was deleted: `report.threads` names the threads that are gone, `report.busy` those that were left.
+
+        Raises:
+            ThreadError: if the program was compiled without a store, or `names` is one text or has what is no name.
+            ValueError: if `idle` is negative or no timedelta.
+            StoreError: if the store fails; nothing was deleted.
+
+        Example:
+            >>> from dspyer import END, START, Graph
+            >>> graph = Graph().add_node("shout", lambda state: {
+            ...     "loud": state["text"].upper()})
+            >>> program = graph.add_path(START, "shout", END).compile(store=":memory:")
+            >>> for name in ("t-42", "t-43", "t-44"):
+            ...     _ = program.thread(name).run({"text": "hey"})
+            >>> program.delete(["t-42", "missing"]).threads
+            ('t-42',)
+            >>> from datetime import timedelta
+            >>> while names := program.threads(idle=timedelta(), limit=500):
+            ...     _ = program.delete(names, idle=timedelta())
+            >>> program.threads()
+            []
+        """
+        return delete_threads(CheckedStore(self._require_store()), names, idle)
 
     def recover(self) -> list[str]:
         """Resumes the runs of this graph that can go on by themselves, one by one.

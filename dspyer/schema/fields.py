@@ -81,6 +81,7 @@ class Field:
         plain_config: the configuration of the model, if the type alone says what is valid; None if constraints or
             validators of the field say it too.
         lasts: whether it lasts over the runs of a thread.
+        transient: whether the next commit that does not write it resets it.
     """
 
     name: str
@@ -107,6 +108,7 @@ class Field:
     validate_item: Check | None = None
     plain_config: ConfigDict | None = None
     lasts: bool = False
+    transient: bool = False
 
     def default(self, others: Mapping[str, Any] = NO_OTHER_FIELDS) -> Any:
         """Return the frozen default, `DELETE` for none; `others` are the earlier fields, which a factory may read."""
@@ -430,6 +432,7 @@ def _read_field(model: type[BaseModel], checker: type[BaseModel], name: str, val
         plain_config=config if plain else None,
         # A conversation that a run began anew would not be one; what other reducers fold is the work of one run.
         lasts=_is_kept(info, place) or (folding is not None and folding.name.strip("_") in CONVERSATIONS),
+        transient=reducer is not None and reducer.transient,
     )
 
 

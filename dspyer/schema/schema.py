@@ -60,6 +60,7 @@ class Schema:
         show_value: how errors show a value.
         user_folded: names of the fields that a function of the user folds.
         lasting: names of the fields that last over the runs of a thread by their declaration.
+        transient: names of the fields that each commit resets which does not write them.
 
     Example:
         >>> from pydantic import BaseModel
@@ -88,6 +89,7 @@ class Schema:
         }
         self.limited_fields = frozenset(name for name, field in fields.items() if field.limit is not None)
         self.lasting = frozenset(name for name, field in fields.items() if field.lasts)
+        self.transient = tuple([name for name, field in fields.items() if field.transient])
         self.field_shapes = tuple([_shape(field) for field in fields.values()])
         # A factory may read the clock or count: its value is made anew for each run, all other defaults once.
         fixed = all(field.info.default_factory is None for field in fields.values())
@@ -272,6 +274,8 @@ class Schema:
         """
         if self.model is None:
             return _commit_open(state, updates, whole_values)
+        if self.transient:
+            updates = {**{name: DELETE for name in self.transient if name in state}, **updates}
         return self._commit_exact(state, updates) or self._commit(
             state, updates, FieldWriter(node, commit_id, whole_values, self.show_value)
         )

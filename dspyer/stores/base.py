@@ -15,7 +15,6 @@ import json
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextvars import ContextVar
-from types import MappingProxyType
 from typing import Any, Concatenate, NamedTuple, ParamSpec, Self, TypeVar
 
 from dspyer.errors import ConcurrentRunError
@@ -58,7 +57,8 @@ class ThreadRow(NamedTuple):
             is refused if the thread has another one. A thread that is created under the name of a deleted one gets an
             epoch above those of all deleted threads, so no name has an epoch twice.
         owner: the owner; None before the first claim and after a release.
-        lease: seconds until the owner counts as dead, by the store's clock; 0 or less once the lease has expired.
+        lease: seconds until the owner counts as dead, by the store's clock. Once the lease has expired, or the thread
+            was released or made without an owner, minus the seconds since then.
         root: the first row of its history, if older history was pruned.
         runs: how many runs were ever made for it.
     """
@@ -158,6 +158,7 @@ class DeletionReport(NamedTuple):
         kept: by the name of each remaining thread, the ids of the runs that it keeps from being deleted.
         erased: whether the deleted bytes were overwritten as well. False if another program kept the log of an SQLite
             file from being emptied, and for PostgreSQL, whose server keeps deleted rows until it vacuums.
+        busy: names of the threads that were left, since a run owns them, or since they were used a short time ago.
     """
 
     threads: tuple[str, ...]
@@ -165,12 +166,16 @@ class DeletionReport(NamedTuple):
     rows: int
     kept: Mapping[str, tuple[str, ...]]
     erased: bool = True
+    busy: tuple[str, ...] = ()
 
 
 ASKED_FOR: ContextVar[str] = ContextVar("asked_for", default="")
 """The thread whose runs and blobs a caller looks up, `""` if it may be any: they lie where the thread does."""
 
-NO_EPOCHS: Mapping[str, int] = MappingProxyType({})
+
+def never(_: object) -> bool:
+    """Return False."""
+    return False
 
 
 class RunPlace(NamedTuple):
@@ -406,7 +411,7 @@ class Store(ABC):
         """
 
     @abstractmethod
-    def threads(self, after: str = "", limit: int | None = None) -> list[str]:
+    def threads(self, after: str = "", limit: int | None = None, idle: float | None = None) -> list[str]:
         """The names of the threads, sorted by code point: of all, or of a page.
 
         The cost of a page should not grow with the names before it.
@@ -414,6 +419,8 @@ class Store(ABC):
         Args:
             after: only names that come after this one, whether there is a thread of this name or not.
             limit: the most names, 1 or more; None for all.
+            idle: only threads whose lease has expired, or that were released or made without an owner, at least so many
+                seconds ago by the store's clock, 0 or more; None for all.
 
         Example:
             >>> from dspyer.stores import Memory
@@ -539,7 +546,7 @@ class Store(ABC):
         """
 
     @abstractmethod
-    def delete(self, threads: Collection[str] = (), epochs: Mapping[str, int] = NO_EPOCHS) -> DeletionReport:
+    def delete(self, threads: Collection[str] = (), busy: Callable[[ThreadRow], bool] = never) -> DeletionReport:
         """Delete threads and, in the same transaction, everything of theirs that no other thread reaches.
 
         A thread reaches the rows from its head back to its root (or to the first run), and all runs that were made for
@@ -548,14 +555,11 @@ class Store(ABC):
         Args:
             threads: names of the threads; missing ones are ignored. Without names, no thread is deleted, and the whole
                 store is searched for runs and rows that no thread reaches.
-            epochs: the epochs that threads must have, by name; threads that are not named here are deleted whatever
-                their epochs are.
+            busy: called with each of the threads as it is in that transaction, and maybe more than once; those for
+                which it returns True are left.
 
         Returns:
-            What was deleted, and what other threads keep.
-
-        Raises:
-            ConcurrentRunError: a thread has another epoch than `epochs` requires; nothing was deleted.
+            What was deleted, what was left, and what other threads keep.
 
         Example:
             >>> from dspyer.stores import Memory
@@ -564,7 +568,9 @@ class Store(ABC):
             >>> _ = store.write(Change("t", run=RunRow("r", "t", (), {}), rows_of="r",
             ...     rows=rows, head=Point("r", 4)))
             >>> _ = store.write(Change("copy", head=Point("r", 2)))
-            >>> report = store.delete(["t"], {"t": 1})
+            >>> store.delete(["t"], lambda thread: thread.epoch != 2).busy
+            ('t',)
+            >>> report = store.delete(["t"])
             >>> report.rows, report.kept  # rows 3 and 4; the copy keeps the others
             (2, {'copy': ('r',)})
         """
@@ -778,25 +784,7 @@ def thread_after(change: Change, thread: ThreadRow | None, plan: WritePlan, now:
 
 def as_read(thread: ThreadRow, now: float) -> ThreadRow:
     """The row of a thread, of which the store keeps when its lease expires, as callers get it: with the seconds."""
-    return thread._replace(lease=0.0 if thread.owner is None else thread.lease - now)
-
-
-def check_epochs(current: Mapping[str, int], required: Mapping[str, int]) -> None:
-    """Refuse a deletion if a thread was claimed since the caller read its epoch.
-
-    Args:
-        current: the epochs of the threads that exist, by name.
-        required: the epochs that threads must have if they exist, by name.
-
-    Raises:
-        ConcurrentRunError: a thread has another epoch.
-    """
-    for name, epoch in required.items():
-        if current.get(name, epoch) != epoch:
-            raise ConcurrentRunError(
-                f"thread {name!r} was taken over by another run: it has epoch {current[name]}, this call knows "
-                f"{epoch}. Nothing was deleted. Wait for the other run's end, or delete the thread with take_over=True"
-            )
+    return thread._replace(lease=thread.lease - now)
 
 
 def same_run(left: RunRow, right: RunRow) -> bool:

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from heapq import nsmallest
 from itertools import islice
+from math import inf
 from threading import RLock
 from typing import Any
 
 from dspyer.clock import now
 from dspyer.errors import names_options
 from dspyer.stores.base import (
-    NO_EPOCHS,
     Change,
     CurrentRows,
     DeletionReport,
@@ -25,10 +25,10 @@ from dspyer.stores.base import (
     ThreadRow,
     appended,
     as_read,
-    check_epochs,
     check_runs,
     end_of,
     ending_of,
+    never,
     plan_write,
     start_of,
     thread_after,
@@ -154,9 +154,10 @@ class Memory(Store):
             found = self._threads.get(name)
             return None if found is None else as_read(found, now())
 
-    def threads(self, after: str = "", limit: int | None = None) -> list[str]:
+    def threads(self, after: str = "", limit: int | None = None, idle: float | None = None) -> list[str]:
+        until = inf if idle is None else now() - idle
         with self._lock:
-            names = [name for name in self._threads if name > after]
+            names = [name for name, thread in self._threads.items() if name > after and thread.lease <= until]
         return sorted(names) if limit is None else nsmallest(limit, names)
 
     def run(self, run: str) -> RunRow | None:
@@ -201,11 +202,12 @@ class Memory(Store):
             seq = max((seq for seq in found if seq <= at.seq), default=None)
             return None if seq is None else found[seq]
 
-    def delete(self, threads: Collection[str] = (), epochs: Mapping[str, int] = NO_EPOCHS) -> DeletionReport:
+    def delete(self, threads: Collection[str] = (), busy: Callable[[ThreadRow], bool] = never) -> DeletionReport:
         with self._lock:
-            check_epochs({name: self._threads[name].epoch for name in epochs if name in self._threads}, epochs)
-            gone = frozenset(threads)
-            return self._delete_planned(plan_deletion(*self._around(gone), gone))
+            names = frozenset(threads)
+            return self._delete_planned(
+                plan_deletion(*self._around(names), names, lambda thread: busy(as_read(thread, now())))
+            )
 
     def delete_unreachable(self, thread: str) -> DeletionReport:
         with self._lock:
@@ -292,9 +294,8 @@ class Memory(Store):
     def _delete_planned(self, gone: DeletionPlan) -> DeletionReport:
         rows = 0
         for name in gone.threads:
-            thread = self._threads.pop(name)
-            self._max_deleted_epoch = max(self._max_deleted_epoch, thread.epoch)
-            self._move_head(name, thread.head, None)
+            self._move_head(name, self._threads.pop(name).head, None)
+        self._max_deleted_epoch = max(self._max_deleted_epoch, gone.epoch)
         for run in gone.runs:
             rows += self._drop_rows(run, 0, next(reversed(self._rows[run]), -1))
             del self._rows[run], self._snapshots[run]
@@ -307,7 +308,7 @@ class Memory(Store):
         for run in gone.orphans:
             _discard(self._made, self._runs[run].thread, run)
             self._runs[run] = self._runs[run]._replace(thread="")
-        return DeletionReport(gone.threads, len(gone.runs), rows, gone.kept)
+        return DeletionReport(gone.threads, len(gone.runs), rows, gone.kept, busy=gone.busy)
 
     def _enforce_limits(self, change: Change) -> None:
         """Delete the least recently written threads, and prune the thread of the change if it was released."""

@@ -418,8 +418,8 @@ class Postgres(SQLStore):
 
         return self._run(locked, writes=True)
 
-    def _delete(self, names: Collection[str], plan: Plan, check: Callable[[SQLSession], None]) -> DeletionReport:
-        return self._run(lambda session: _delete(session, names, plan, check), writes=True)
+    def _delete(self, names: Collection[str], plan: Plan) -> DeletionReport:
+        return self._run(lambda session: _delete(session, names, plan), writes=True)
 
     def vacuum(self) -> None:
         """Rewrite the tables without deleted rows; all other users of the tables wait meanwhile."""
@@ -509,9 +509,7 @@ _WRITE_THREAD = (
 class PostgresSession(SQLSession):
     """Executes statements with a connection. `{s}` in them is the name of the schema, `?` a value in binary form."""
 
-    lease = (
-        """CASE WHEN owner IS NOT NULL THEN extract(epoch FROM lease_until - clock_timestamp()) ELSE 0 END::float8"""
-    )
+    lease = "extract(epoch FROM lease_until - clock_timestamp())::float8"
     options = MappingProxyType({"binary": True})
 
     def __init__(self, connection: Connection, schema: str) -> None:
@@ -635,14 +633,11 @@ _LOCK_RUNS = "SELECT FROM {s}.run WHERE id = ANY(%b) ORDER BY id FOR UPDATE"
 _LOCK_BLOBS = "SELECT FROM {s}.blob WHERE id = ANY(%b) ORDER BY id FOR UPDATE"
 
 
-def _delete(
-    session: PostgresSession, names: Collection[str], plan: Plan, check: Callable[[SQLSession], None]
-) -> DeletionReport:
+def _delete(session: PostgresSession, names: Collection[str], plan: Plan) -> DeletionReport:
     """Delete what `plan` says for the threads and runs around `names`, or for the whole store without names.
 
     What was read before the locks may have changed since, so it is read again with them. If that finds threads or runs
-    that are not locked, locking them now would break the lock order: the transaction starts again. `check` is called
-    once all locks are held, and may raise.
+    that are not locked, locking them now would break the lock order: the transaction starts again.
     """
     for turn in range(TRIES + 1):
         with session.connection.transaction():
@@ -656,6 +651,5 @@ def _delete(
                 session(_LOCK_RUNS, [sorted(before[1])])
             threads, runs = read_around(session, names)
             if before is None or (threads.keys() <= before[0].keys() and runs.keys() <= before[1].keys()):
-                check(session)
                 return delete_planned(session, plan(threads, runs))._replace(erased=False)
     raise AssertionError("the last turn locks the tables, and returns")

@@ -15,10 +15,10 @@ search lies within the result.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from typing import NamedTuple
 
-from dspyer.stores.base import INBOX, Point, ThreadRow
+from dspyer.stores.base import INBOX, Point, ThreadRow, never
 
 Spans = dict[str, list[tuple[int, int]]]
 """The reached rows of each run as pairs of first and last numbers; no pair for a reached run without rows."""
@@ -47,6 +47,8 @@ class DeletionPlan(NamedTuple):
         rows: the runs, first and last numbers of rows to delete, with their snapshots, of runs that are kept.
         orphans: runs that are kept for other threads: their thread is `""` from now on.
         kept: by the name of each remaining thread, the ids of the runs that it keeps from being deleted.
+        busy: threads that were named, and stay.
+        epoch: the largest epoch of the threads to delete.
     """
 
     threads: tuple[str, ...]
@@ -54,17 +56,26 @@ class DeletionPlan(NamedTuple):
     rows: tuple[tuple[str, int, int], ...]
     orphans: tuple[str, ...]
     kept: Mapping[str, tuple[str, ...]]
+    busy: tuple[str, ...] = ()
+    epoch: int = 0
 
 
 def plan_deletion(
-    threads: Mapping[str, ThreadRow], runs: Mapping[str, RunSummary], gone: Collection[str] = ()
+    threads: Mapping[str, ThreadRow],
+    runs: Mapping[str, RunSummary],
+    names: Collection[str] = (),
+    busy: Callable[[ThreadRow], bool] = never,
 ) -> DeletionPlan:
-    """Delete the threads `gone`, and everything that no other thread reaches; missing names are ignored."""
+    """Delete those of the threads `names` that are not busy, and all that no other thread reaches."""
+    left = {name for name in names if name in threads and busy(threads[name])}
+    gone = {*names} - left
     stays = {name: ends for name, ends in threads.items() if name not in gone}
     own = _runs_by_thread(runs)
     reached = {name: reachable_rows(ends, runs, own.get(name, ())) for name, ends in stays.items()}
     candidates = {run: [(0, summary.last)] for run, summary in runs.items() if summary.thread in gone}
-    return _plan(tuple(sorted(threads.keys() - stays.keys())), runs, reached, candidates, candidates)
+    going = sorted(threads.keys() - stays.keys())
+    plan = _plan(tuple(going), runs, reached, candidates, candidates)
+    return plan._replace(busy=tuple(sorted(left)), epoch=max((threads[name].epoch for name in going), default=0))
 
 
 def plan_delete_unreachable(

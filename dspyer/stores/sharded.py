@@ -14,7 +14,17 @@ from typing import Any
 
 from dspyer.errors import StoreError, list_names
 from dspyer.stores.address import open_store
-from dspyer.stores.base import ASKED_FOR, NO_EPOCHS, Change, DeletionReport, ListedRun, RunQuery, Store, StoreAround
+from dspyer.stores.base import (
+    ASKED_FOR,
+    Change,
+    DeletionReport,
+    ListedRun,
+    RunQuery,
+    Store,
+    StoreAround,
+    ThreadRow,
+    never,
+)
 
 Place = tuple[str, Store]
 """A store and its label."""
@@ -159,8 +169,9 @@ class Sharded(StoreAround):
         found = None if thread else self._found(change.rows_of, lambda store: store.run(change.rows_of))
         return self._place(thread)[1] if found is None else found[0]
 
-    def threads(self, after: str = "", limit: int | None = None) -> list[str]:
-        return list(islice(merge(*[store.threads(after, limit) for _, store in self._everywhere()]), limit))
+    def threads(self, after: str = "", limit: int | None = None, idle: float | None = None) -> list[str]:
+        found = [store.threads(after, limit, idle) for _, store in self._everywhere()]
+        return list(islice(merge(*found), limit))
 
     def list_runs(self, query: RunQuery) -> list[ListedRun]:
         if query.thread is not None:
@@ -186,17 +197,18 @@ class Sharded(StoreAround):
                 break
         return found
 
-    def delete(self, threads: Collection[str] = (), epochs: Mapping[str, int] = NO_EPOCHS) -> DeletionReport:
+    def delete(self, threads: Collection[str] = (), busy: Callable[[ThreadRow], bool] = never) -> DeletionReport:
         names: dict[str, list[str]] = {} if threads else {label: [] for label in self._stores}
         for name in threads:
             names.setdefault(self._place(name)[0], []).append(name)
-        found = [self._store(label).delete(of_one, epochs) for label, of_one in names.items()]
+        found = [self._store(label).delete(of_one, busy) for label, of_one in names.items()]
         return DeletionReport(
             tuple(sorted([name for report in found for name in report.threads])),
             sum([report.runs for report in found]),
             sum([report.rows for report in found]),
             {name: runs for report in found for name, runs in report.kept.items()},
             all(report.erased for report in found),
+            tuple(sorted([name for report in found for name in report.busy])),
         )
 
     def close(self) -> None:

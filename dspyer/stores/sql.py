@@ -23,7 +23,6 @@ from dspyer.errors import StateError, StoreError, brief
 from dspyer.stores.base import (
     END,
     ENDINGS,
-    NO_EPOCHS,
     Change,
     CurrentRows,
     DeletionReport,
@@ -38,11 +37,12 @@ from dspyer.stores.base import (
     Store,
     ThreadRow,
     WritePlan,
-    check_epochs,
+    as_read,
     check_runs,
     end_of,
     ending_of,
     is_listed,
+    never,
     plan_write,
     start_of,
 )
@@ -241,7 +241,7 @@ class SQLSession(ABC):
     """Executes statements with one connection.
 
     Attributes:
-        lease: the expression for the column of a lease.
+        lease: the expression for when a lease expires, in seconds after `now`.
         options: further arguments for a statement that reads.
     """
 
@@ -250,6 +250,11 @@ class SQLSession(ABC):
 
     def __init__(self, connection: Any) -> None:
         self.connection = connection
+
+    @property
+    def now(self) -> float:
+        """The time from which `lease` counts."""
+        return 0.0
 
     @abstractmethod
     def text(self, statement: str) -> str:
@@ -279,7 +284,7 @@ class SQLSession(ABC):
 
     def thread_now(self, thread: ThreadRow) -> ThreadRow:
         """A thread as it was read from its columns, with the seconds of its lease."""
-        return thread
+        return as_read(thread, self.now)
 
     def at_one_time(self) -> AbstractContextManager[object]:
         """Make all statements of a block see the same rows, where others write meanwhile."""
@@ -336,11 +341,8 @@ class SQLStore(Store):
         """Call `work` in a transaction."""
 
     @abstractmethod
-    def _delete(self, names: Collection[str], plan: Plan, check: Callable[[SQLSession], None]) -> DeletionReport:
-        """Delete what is planned for the threads and runs around `names`, or for the whole store without names.
-
-        `check` is called before anything is deleted, and may raise.
-        """
+    def _delete(self, names: Collection[str], plan: Plan) -> DeletionReport:
+        """Delete what is planned for the threads and runs around `names`, or for the whole store without names."""
 
     def thread(self, name: str) -> ThreadRow | None:
         def work(session: SQLSession) -> ThreadRow | None:
@@ -350,10 +352,11 @@ class SQLStore(Store):
 
         return self._read(work)
 
-    def threads(self, after: str = "", limit: int | None = None) -> list[str]:
+    def threads(self, after: str = "", limit: int | None = None, idle: float | None = None) -> list[str]:
         def work(session: SQLSession) -> list[str]:
-            statement = "SELECT name FROM {s}.thread WHERE name > ? ORDER BY name LIMIT ?"
-            found = session(statement, (session.encode_name(after), MAX_SEQ if limit is None else limit))
+            term, until = ("", ()) if idle is None else (f" AND {session.lease} <= ?", (session.now - idle,))
+            statement = f"SELECT name FROM {{s}}.thread WHERE name > ?{term} ORDER BY name LIMIT ?"
+            found = session(statement, (session.encode_name(after), *until, MAX_SEQ if limit is None else limit))
             return [session.decode_name(name) for (name,) in found]
 
         return self._read(work)
@@ -381,13 +384,12 @@ class SQLStore(Store):
     def snapshot(self, at: Point) -> Snapshot | None:
         return self._read(lambda session: read_snapshot(session, at))
 
-    def delete(self, threads: Collection[str] = (), epochs: Mapping[str, int] = NO_EPOCHS) -> DeletionReport:
-        gone = frozenset(threads)
-        around = gone if len(gone) <= MAX_NAMES else ()
-        return self._delete(around, partial(plan_deletion, gone=gone), lambda session: _check(session, gone, epochs))
+    def delete(self, threads: Collection[str] = (), busy: Callable[[ThreadRow], bool] = never) -> DeletionReport:
+        names = frozenset(threads)
+        return self._delete(names if len(names) <= MAX_NAMES else (), partial(plan_deletion, names=names, busy=busy))
 
     def delete_unreachable(self, thread: str) -> DeletionReport:
-        return self._delete([thread], partial(plan_delete_unreachable, thread=thread), lambda _: None)
+        return self._delete([thread], partial(plan_delete_unreachable, thread=thread))
 
     def drop_snapshots(self) -> None:
         # EXCEPT: both databases read the roots once. With NOT EXISTS, SQLite reads all threads for each snapshot.
@@ -681,19 +683,8 @@ def read_around(session: SQLSession, names: Collection[str]) -> tuple[dict[str, 
         listed += session.of_keys(f"{threads} WHERE head_run IN (KEYS)", runs)
     else:
         listed = session(threads)
-    rows = [decode_thread(session, columns) for columns in listed]
+    rows = [session.thread_now(decode_thread(session, columns)) for columns in listed]
     return {row.name: row for row in rows}, runs
-
-
-def _check(session: SQLSession, gone: Collection[str], epochs: Mapping[str, int]) -> None:
-    """Refuse to delete threads of other epochs; note the largest epoch of the deleted ones."""
-    names = [session.encode_name(name) for name in {*gone, *epochs}]
-    found = session.of_keys("SELECT name, fencing FROM {s}.thread WHERE name IN (KEYS)", names)
-    current = {session.decode_name(name): epoch for name, epoch in found}
-    check_epochs(current, epochs)
-    largest = max((epoch for name, epoch in current.items() if name in gone), default=0)
-    # Only if it grows: deletions of other threads would wait for the lock of its row.
-    session("UPDATE {s}.fence SET largest = ? WHERE largest < ?", (largest, largest))
 
 
 def delete_planned(session: SQLSession, plan: DeletionPlan) -> DeletionReport:
@@ -719,7 +710,9 @@ def delete_planned(session: SQLSession, plan: DeletionPlan) -> DeletionReport:
         ("UPDATE {s}.run SET thread = '' WHERE id IN (KEYS)", plan.orphans),
     ):
         session.of_keys(statement, keys)
-    return DeletionReport(plan.threads, len(plan.runs), rows, plan.kept)
+    # Last, and only if it grows: deletions of other threads wait for the lock of its row.
+    session("UPDATE {s}.fence SET largest = ? WHERE largest < ?", (plan.epoch, plan.epoch))
+    return DeletionReport(plan.threads, len(plan.runs), rows, plan.kept, busy=plan.busy)
 
 
 def _delete_refs(session: SQLSession, where: str, values: Sequence[Any] = ()) -> set[bytes]:

@@ -25,10 +25,8 @@ from dspyer.stores.base import (
     Change,
     CurrentRows,
     DeletionReport,
-    ThreadRow,
     WritePlan,
     appended,
-    as_read,
     check_runs,
     thread_after,
 )
@@ -724,11 +722,10 @@ class SQLite(SQLStore):
     def _write(self, work: Callable[[SQLSession], T]) -> T:
         return self._connections.write(lambda connection: work(SQLiteSession(connection)))
 
-    def _delete(self, names: Collection[str], plan: Plan, check: Callable[[SQLSession], None]) -> DeletionReport:
+    def _delete(self, names: Collection[str], plan: Plan) -> DeletionReport:
         """Delete, then empty the log, which still has what was overwritten in the file."""
 
         def work(session: SQLSession) -> DeletionReport:
-            check(session)
             return delete_planned(session, plan(*read_around(session, names)))
 
         report = self._write(work)
@@ -761,8 +758,9 @@ class SQLiteSession(SQLSession):
     def text(self, statement: str) -> str:
         return statement.replace("{s}.", "")
 
-    def thread_now(self, thread: ThreadRow) -> ThreadRow:
-        return as_read(thread, wall())
+    @property
+    def now(self) -> float:
+        return wall()
 
     def lock(self, change: Change) -> CurrentRows:
         run = "" if change.run is None else change.run.id

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import signal
+import time
 from collections.abc import Iterable, Iterator, Mapping
 from itertools import product
 from operator import setitem
@@ -11,7 +12,7 @@ from typing import Any, ClassVar, cast
 from dspyer.errors import ConcurrentRunError
 from dspyer.extend import freeze, same
 from dspyer.stores import Store
-from dspyer.stores.base import Change, Point, Row, RunRow, Snapshot
+from dspyer.stores.base import Change, Point, Row, RunRow, Snapshot, ThreadRow
 from dspyer.stores.content import Content, blob_id
 from dspyer.testing.store_lists import check_lists, check_names
 from dspyer.testing.store_processes import (
@@ -397,14 +398,33 @@ class StoreConformance:
         play(store, begin("u", "other", 2), begin("t", "r", 3), second, taken, *gone)
         assert store.snapshot(Point("s", 1)) is None
 
-    def test_delete_checks_the_epochs(self, store: Store) -> None:
-        """If one thread has another epoch, none is deleted; the epoch of a missing thread is ignored."""
-        claim = Change("t", 1, 2, owner("second"), 30.0)
-        stale, right = (
-            deleting("u", "t", epochs={"t": 1, "u": 1}),
-            deleting("t", "missing", epochs={"t": 2, "missing": 1}),
-        )
-        play(store, begin("t", "r", 2), begin("u", "s", 1), claim, stale, right)
+    def test_busy_threads_are_not_deleted(self, store: Store) -> None:
+        """With what they reach; the others are, and the report names both. A thread is judged as it is stored."""
+        shared = begin("v", "w", 2, Point("r", 1)), copy_thread("x", Point("w", 0))
+        play(store, begin("t", "r", 3), begin("u", "s", 1), *shared, deleting("u", "t", "v", "missing", busy="v"))
+        seen: set[tuple[str, int, object]] = set()
+
+        def owned(thread: ThreadRow) -> bool:
+            seen.add((thread.name, thread.epoch, thread.owner))
+            return thread.lease > 0
+
+        assert store.delete(["x", "v", "t"], owned).busy == ("v",)
+        assert seen == {("x", 1, None), ("v", 1, owner("w"))}
+
+    def test_idle_threads_are_listed(self, store: Store) -> None:
+        """Those without owner, or whose lease has expired, for so long; by the clock of the store."""
+        ended = {"made": None, "released": 0.0, "expired": 1e-6}
+        for name, lease in {**ended, "owned": 60.0}.items():
+            store.write(Change(name, owner=owner(), lease=60.0 if name == "released" else lease))
+        store.write(Change("released", 1, lease=0.0))
+        start = time.monotonic()
+        while (found := store.threads(idle=0.05)) != sorted(ended):
+            assert time.monotonic() < start + 9, found
+        assert store.threads("expired", 1, idle=0.05) == ["made"]
+        assert store.threads(idle=60.0) == []
+        store.write(Change("made", 1, lease=0.0))
+        made, *others = [thread_of(store, name).lease for name in ended]
+        assert 0 >= made > max(others), "a release is the last use of a thread"
 
     def test_rows_that_a_copy_reaches_are_kept(self, store: Store) -> None:
         """The rows up to the copy's head stay, in a run without a thread, until the last copy is deleted."""

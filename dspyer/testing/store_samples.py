@@ -10,7 +10,7 @@ from typing import Any
 from dspyer.errors import ConcurrentRunError
 from dspyer.extend import freeze
 from dspyer.stores import Memory, Store
-from dspyer.stores.base import NO_EPOCHS, Change, DeletionReport, Owner, Point, Row, RunRow, ThreadRow
+from dspyer.stores.base import Change, DeletionReport, Owner, Point, Row, RunRow, ThreadRow
 from dspyer.stores.content import MAX_INLINE, Content
 
 BLOB = "blob \x00 \u2603 " * MAX_INLINE
@@ -201,16 +201,16 @@ def try_to(change: Callable[[], object]) -> None:
 def counts_of(report: DeletionReport) -> tuple[object, ...]:
     """A report as a tuple with its names in order."""
     kept = {name: tuple(sorted(runs)) for name, runs in report.kept.items()}
-    return tuple(sorted(report.threads)), report.runs, report.rows, kept
+    return tuple(sorted(report.threads)), report.runs, report.rows, kept, tuple(sorted(report.busy))
 
 
 Step = Change | Callable[[Store], object]
 """A change to write, or another call of a store, with what it returns of its answer."""
 
 
-def deleting(*names: str, epochs: Mapping[str, int] = NO_EPOCHS) -> Step:
-    """A deletion of threads."""
-    return lambda store: counts_of(store.delete(names, epochs))
+def deleting(*names: str, busy: str = "") -> Step:
+    """A deletion of threads, but the one that `busy` names."""
+    return lambda store: counts_of(store.delete(names, lambda thread: thread.name == busy))
 
 
 def pruning(name: str) -> Step:

@@ -16,6 +16,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import replace
+from datetime import timedelta
 from operator import attrgetter
 from secrets import token_hex
 from typing import Any, NamedTuple, cast
@@ -37,12 +38,13 @@ from dspyer.graph.spec import TO_KEEP, Exit, checked_policies
 from dspyer.ids import FIRST, execution_id, full_id, new_run_id, outermost_execution
 from dspyer.log.execution_records import totals_at
 from dspyer.log.history import CommitListing
-from dspyer.log.journal import MOST, CheckedStore, Journal
+from dspyer.log.journal import MOST, CheckedStore, Journal, is_alive
 from dspyer.log.reader import (
     RowRange,
     RunRows,
     SnapshotState,
     check_snapshot,
+    check_thread_name,
     load_run,
     own_commit,
     read_run,
@@ -81,7 +83,7 @@ from dspyer.scheduler.schedule import Branch, RunState, Target, active_branches
 from dspyer.scheduler.topology import END, START
 from dspyer.schema.schema import Schema
 from dspyer.state import ImmutableState
-from dspyer.stores.base import Change, DeletionReport, Point, RunRow, Snapshot, Store, ThreadRow
+from dspyer.stores.base import Change, DeletionReport, Point, RunRow, Snapshot, Store, ThreadRow, never
 from dspyer.threads.start import FirstWrite, StoredThread, ThreadHead, checked_note
 from dspyer.values.freezing import same
 from dspyer.values.frozen import FrozenList
@@ -649,7 +651,8 @@ def send_message(thread: StoredThread, text: str, to: str | None, by: str, key: 
             # Of no thread, for which the store would count it as a run.
             if not number and not identity_of(store, inbox):
                 store.write(Change(run=RunRow(inbox, name, (), {"inbox": token_hex(8)})))
-            store.write(Change(name, row.epoch, rows_of=inbox, rows=[made.row().numbered(number)], flush=True))
+            rows, lease = [made.row().numbered(number)], None if row.owner else 0.0  # 0: the thread is in use, not idle
+            store.write(Change(name, row.epoch, lease=lease, rows_of=inbox, rows=rows, flush=True))
         except ConcurrentRunError:
             continue  # another message has this number, or another run has the thread
         return Sent(number, text, by, made.at, to, status_of(store, name) != "completed")
@@ -706,15 +709,34 @@ def _checked_message(listeners: Collection[str], text: Any, to: Any, by: Any, ke
 def delete_thread(thread: StoredThread, take_over: bool) -> DeletionReport:
     """Delete a thread; raise `ConcurrentRunError` if a run owns it, or acquires it meanwhile, unless `take_over`."""
     check_flags(take_over=take_over)
-    while True:
-        row = thread.existing_row(take_over)
-        try:
-            return thread.store.delete([thread.name], {thread.name: row.epoch})
-        except ConcurrentRunError:
-            if not take_over:
-                raise
-        finally:
-            thread.history.forget()  # an export that is loaded has runs with the ids of those that are deleted now
+    thread.existing_row(take_over)
+    try:
+        while (report := thread.store.delete([thread.name], never if take_over else is_alive)).busy:
+            thread.existing_row(take_over)  # raises, unless the run that has acquired it meanwhile has ended since
+    finally:
+        thread.history.forget()  # an export that is loaded has runs with the ids of those that are deleted now
+    return report
+
+
+def delete_threads(store: Store, names: Iterable[str], idle: timedelta | None) -> DeletionReport:
+    """Delete threads in one transaction, but those that a run owns, or that were used in the time `idle`."""
+    if isinstance(names, str):
+        raise ThreadError(f"delete({names!r}) takes the names of several threads: delete([{names!r}])")
+    listed, seconds = list(names), idle_seconds(idle)
+    for name in listed:
+        check_thread_name(name, "delete(['t-42'])")
+    if not listed:  # without names, a store deletes what no thread reaches
+        return DeletionReport((), 0, 0, {})
+    return store.delete(listed, lambda row: is_alive(row) or (seconds is not None and row.lease > -seconds))
+
+
+def idle_seconds(idle: object) -> float | None:
+    """Return the seconds of `idle=`."""
+    if idle is None:
+        return None
+    if not isinstance(idle, timedelta) or idle < timedelta():
+        raise ValueError(f"idle={idle!r}: a timedelta that is not negative, such as timedelta(days=90)")
+    return idle.total_seconds()
 
 
 def prune_thread(thread: StoredThread, before: int | str, take_over: bool) -> DeletionReport:

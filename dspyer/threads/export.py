@@ -20,7 +20,7 @@ from hashlib import blake2b
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from dspyer.errors import ConcurrentRunError, DspyerError, StateError, StoreError, ThreadError
+from dspyer.errors import DspyerError, StateError, StoreError, ThreadError
 from dspyer.ids import new_run_id
 from dspyer.log.execution_records import check_row, run_usage
 from dspyer.log.journal import LEASE, CheckedStore, is_alive, leases, new_owner
@@ -184,7 +184,7 @@ def load(store: CheckedStore, name: str, path: str | os.PathLike[str]) -> None:
     except Exception as error:
         raise _refused(path, "its lines do not fit together", error) from error
     # What is left of a load that was killed: all that it had written, without a head.
-    store.delete([name], {} if row is None else {name: row.epoch})
+    store.delete([name], lambda there: row is None or there.epoch != row.epoch)
     _write(store, CheckedStore(store.store), name, exported)
 
 
@@ -213,8 +213,7 @@ def _write(store: Store, whole: Store, name: str, exported: Exported) -> None:
         try:
             _fill(store, name, epoch, moved)
         except BaseException:
-            with suppress(ConcurrentRunError):  # another process has replaced the owner
-                store.delete([name], {name: epoch})
+            store.delete([name], lambda there: there.epoch != epoch)  # unless another process has replaced the owner
             raise
     finally:
         leases.let_go(owner.token)

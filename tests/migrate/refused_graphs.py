@@ -8,12 +8,12 @@ from collections.abc import Callable
 from typing import Annotated, Any
 
 import dspy
-from langgraph.channels import AnyValue, EphemeralValue, Topic, UntrackedValue
+from langgraph.channels import Topic
 from langgraph.checkpoint.memory import InMemorySaver
-from langgraph.func import entrypoint
+from langgraph.func import entrypoint, task
 from langgraph.graph import START, MessagesState, StateGraph
 from langgraph.graph.message import push_message
-from langgraph.types import Command
+from langgraph.types import CachePolicy, Command, RetryPolicy
 from typing_extensions import TypedDict
 
 from tests.migrate.cases import Seen
@@ -96,25 +96,50 @@ def a_topic() -> Any:
     return field_of(Annotated[list[str], Topic(str)])
 
 
-@refused(
-    "field 't' is an EphemeralValue: a value for one step; use a plain field, and DELETE to "
-    "remove it, or the value of a Send"
-)
-def an_ephemeral_value() -> Any:
-    return field_of(Annotated[str, EphemeralValue(str)])
+@task(retry_policy=RetryPolicy(max_attempts=2))
+def fetched(word: str) -> str:
+    return word
 
 
-@refused("field 't' is an UntrackedValue: a value that no checkpoint holds; pass it in `context`, or use a plain field")
-def an_untracked_value() -> Any:
-    return field_of(Annotated[str, UntrackedValue(str)])
+@task(cache_policy=CachePolicy())
+def counted(word: str) -> int:
+    return len(word)
 
 
-@refused(
-    "field 't' is an AnyValue: the last of several equal writes; use a plain field, which "
-    "equal writes do not conflict in"
-)
-def any_value() -> Any:
-    return field_of(Annotated[str, AnyValue(str)])
+@task(timeout=5.0)
+async def awaited(word: str) -> str:
+    return word
+
+
+@task
+def fetched_by_another(word: str) -> str:
+    return str(fetched(word).result())
+
+
+OF_TASKS = ": make it a node with that policy, or call a plain function"
+
+
+@refused(f"node 'x' calls the task 'fetched', which has a retry_policy{OF_TASKS}")
+def a_task_that_is_retried() -> Any:
+    return of(lambda state: {"word": fetched(state["word"]).result()})
+
+
+@refused(f"node 'x' calls the task 'fetched', which has a retry_policy{OF_TASKS}")
+def a_task_that_calls_one() -> Any:
+    return of(lambda state: {"word": fetched_by_another(state["word"]).result()})
+
+
+@refused(f"node 'x' calls the task 'counted', which has a cache_policy{OF_TASKS}")
+def a_task_that_is_cached() -> Any:
+    return of(lambda state: {"word": str(counted(state["word"]).result())})
+
+
+@refused(f"node 'x' calls the task 'awaited', which has a timeout{OF_TASKS}")
+def a_task_with_a_timeout() -> Any:
+    async def call(state: Log) -> Any:
+        return {"word": await awaited(state["word"])}
+
+    return of(call)
 
 
 @refused("node 'x' calls push_message: return the message")
@@ -159,9 +184,9 @@ def a_field_of_two_words() -> Any:
     return of(nothing, typed_dict("Named", {"two words": str}))
 
 
-@refused("field 't' of 'x' is an EphemeralValue: ")
+@refused("field 't' of 'x' is a Topic: ")
 def a_channel_of_a_graph_inside() -> Any:
-    inner = field_of(Annotated[str, EphemeralValue(str)])
+    inner = field_of(Annotated[str, Topic(str)])
     return of(inner.compile())
 
 

@@ -19,7 +19,7 @@ from langgraph.prebuilt import InjectedState, ToolNode, create_react_agent, tool
 from langgraph.runtime import Runtime, get_runtime
 from langgraph.store.base import BaseStore
 from langgraph.store.memory import InMemoryStore
-from langgraph.types import CachePolicy, Command, RetryPolicy, StreamWriter, interrupt
+from langgraph.types import CachePolicy, Command, RetryPolicy, Send, StreamWriter, interrupt
 from langgraph.warnings import LangGraphDeprecatedSinceV10
 
 from dspyer.migrate import from_langgraph, langgraph_inputs
@@ -286,6 +286,10 @@ def weather(city: str) -> str:
     return f"sunny in {city}"
 
 
+class Chat(MessagesState):
+    turns: int
+
+
 @tool
 def count(state: Annotated[dict[str, Any], InjectedState]) -> int:
     """How many messages there are."""
@@ -328,6 +332,35 @@ def a_tool_node(seen: Seen) -> Any:
     return builder
 
 
+@case(
+    CASES,
+    {"messages": [("user", "count")], "turns": 3},
+    {
+        "messages": [("human", "count", "generated"), ("ai", "", "ask"), ("tool", "2", "generated")],
+        "turns": 3,
+        "read": "messages turns",
+    },
+)
+def a_tool_call_that_is_sent_reads_the_state_around_it(seen: Seen) -> Any:
+    class Read(Chat):
+        read: str
+
+    def read(state: Any, config: RunnableConfig) -> Any:
+        channels = config["configurable"]["__pregel_read"]  # as a `ToolNode` of LangGraph 1.2.22 does
+        assert channels("turns") == 3
+        found = channels(list(channels.args[1]), True)
+        return {"read": " ".join(sorted(name for name in found if name in ("messages", "turns")))}
+
+    builder = StateGraph(Read)
+    builder.add_node("model", lambda state: {"messages": [calling(("count", {}))]})
+    builder.add_node("tools", ToolNode([count])).add_node("read", read)
+    builder.add_edge(START, "model").add_edge("tools", "read")
+    builder.add_conditional_edges(
+        "model", lambda state: [Send("tools", [call]) for call in state["messages"][-1].tool_calls], ["tools"]
+    )
+    return builder
+
+
 class Model(GenericFakeChatModel):
     """A model that says what a script says, with any tools."""
 
@@ -352,10 +385,6 @@ def a_prebuilt_agent(seen: Seen) -> Any:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", LangGraphDeprecatedSinceV10)  # of which there are many in use
         return create_react_agent(Model(messages=script), [weather])
-
-
-class Chat(MessagesState):
-    turns: int
 
 
 def approving(seen: Seen) -> Any:

@@ -19,6 +19,7 @@ from typing import Annotated, Any
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from langchain_core.messages import AIMessage
+from langgraph.channels import AnyValue, EphemeralValue, UntrackedValue
 from langgraph.checkpoint.memory import InMemorySaver
 from langgraph.graph import END, START, StateGraph, add_messages
 from langgraph.types import Command, Send, interrupt
@@ -39,6 +40,9 @@ class State(TypedDict, total=False):
     last: str
     data: dict[str, Any]
     rounds: int
+    hint: Annotated[str, EphemeralValue(str)]
+    either: Annotated[str, AnyValue(str)]
+    spent: Annotated[int, UntrackedValue(int)]
 
 
 @dataclass(frozen=True)
@@ -76,8 +80,9 @@ def stages(draw: st.DrawFn) -> tuple[list[Stage], int]:
 def writes(name: str, amount: int, state: Any) -> dict[str, Any]:
     """What a node returns: values that depend on what it reads."""
     total = state.get("total", 0)
+    passing = " ".join(str(state.get(key)) for key in ("hint", "either", "spent"))
     return {
-        "log": [f"{name} {total} {len(state.get('log', ()))}"],
+        "log": [f"{name} {total} {len(state.get('log', ()))} {passing}"],
         "total": amount,
         "table": {f"{name} {total}": len(state.get("table", {}))},
         "messages": [AIMessage(name, id=f"{total % 4}")],
@@ -86,7 +91,7 @@ def writes(name: str, amount: int, state: Any) -> dict[str, Any]:
 
 def chosen(stage: Stage, state: Any) -> list[str]:
     """The members that a router chooses: at least one, in any order, perhaps one of them twice."""
-    at = (state.get("total", 0) + stage.salt) % len(stage.members)
+    at = (state.get("total", 0) + stage.salt + len(state.get("hint", ""))) % len(stage.members)
     return [*stage.members[at:], stage.members[at]] if stage.salt % 2 else [stage.members[at]]
 
 
@@ -97,6 +102,14 @@ def sent(stage: Stage, state: Any) -> list[Send] | str:
         for number in range((state.get("total", 0) + stage.salt) % 4)
     ]
     return sends or stage.join
+
+
+def passes(stage: Stage, member: str, number: int, state: Any) -> dict[str, Any]:
+    """What a member returns: of those that a `Send` does not repeat, one gives the next node a hint."""
+    update = {**writes(member, number + 1, state), "either": f"from {member}"}
+    if stage.kind != "send" and number == stage.salt % len(stage.members):
+        update["hint"] = "h" * stage.salt
+    return update
 
 
 def asks(name: str, times: int, act: Callable[[Any], Any], state: Any) -> Any:
@@ -134,8 +147,10 @@ def build(
         def act(state: Any) -> Any:
             update = {**writes(name, 3, state), "last": name, "data": {name: [state.get("total", 0)]}}
             update["rounds"] = state.get("rounds", 0) + (stage is None)
+            if stage and stage.salt > 2:
+                update |= {"hint": name, "either": name} | ({} if asking else {"spent": state.get("spent", 0) + 1})
             if stage and stage.kind == "command":
-                return Command(update=update, goto=chosen(stage, {"total": state.get("total", 0)}))
+                return Command(update=update, goto=chosen(stage, state))
             return update
 
         add(name, act, destinations=stage.members if stage and stage.kind == "command" else ())
@@ -146,7 +161,7 @@ def build(
         ["start here", *(stage.join for stage in plan)], plan, [*plan[1:], None], strict=False
     ):
         for number, member in enumerate(stage.members):
-            add(member, partial(asks, member, asking.get(member, 0), partial(writes, member, number + 1)))
+            add(member, partial(asks, member, asking.get(member, 0), partial(passes, stage, member, number)))
             builder.add_edge(member, stage.join)
         leader(following, stage.join)
         if stage.kind == "edges":
@@ -167,13 +182,15 @@ def test_forks_that_join_give_equal_states_by_equal_calls(drawn: tuple[list[Stag
     plan, rounds = drawn
     value = {"log": ["in"], "messages": [AIMessage("in", id="0")], "data": {"in": 1}}
     there, here = Seen(), Seen()
-    app = build(plan, rounds, there, asynchronous=asynchronous).compile()
-    old = asyncio.run(app.ainvoke(value)) if asynchronous else app.invoke(value)
-
-    app = build(plan, rounds, here, asynchronous=asynchronous).compile()
-    run = from_langgraph(app).compile().run(langgraph_inputs(app, value))
-    run.raise_error()
-    assert plain(run.state.to_dict()) == plain(old)
+    app = build(plan, rounds, there, asynchronous=asynchronous).compile(checkpointer=InMemorySaver())
+    app_here = build(plan, rounds, here, asynchronous=asynchronous).compile()
+    thread = from_langgraph(app_here).compile(store=":memory:").thread("1")
+    config: Any = {"configurable": {"thread_id": "1"}}
+    for turn in (value, {"log": ["again"], "rounds": 0, "hint": "of the input"}):
+        old = asyncio.run(app.ainvoke(turn, config)) if asynchronous else app.invoke(turn, config)
+        run = thread.run(langgraph_inputs(app_here, turn))
+        run.raise_error()
+        assert plain(run.state.to_dict()) == plain(old)
     assert Counter(here) == Counter(there)
 
 

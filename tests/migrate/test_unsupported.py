@@ -15,13 +15,10 @@ from langchain_core.callbacks import dispatch_custom_event
 from langchain_core.messages import AIMessage
 from langchain_core.runnables import RunnableConfig
 from langgraph.channels import (
-    AnyValue,
     DeltaChannel,
-    EphemeralValue,
     LastValue,
     NamedBarrierValue,
     Topic,
-    UntrackedValue,
 )
 from langgraph.func import entrypoint
 from langgraph.graph import END, START, MessagesState, StateGraph
@@ -250,24 +247,6 @@ CASES: dict[str, tuple[StateGraph[Any, Any, Any, Any], str]] = {
     "Topic": (
         one_field(Topic(int)),
         "field 't' is a Topic: a list emptied after each step; use reducers.extend, and DELETE to empty it",
-    ),
-    "EphemeralValue": (
-        one_field(EphemeralValue(list)),
-        (
-            "field 't' is an EphemeralValue: a value for one step; use a plain field, and DELETE to remove it, or the "
-            "value of a Send"
-        ),
-    ),
-    "UntrackedValue": (
-        one_field(UntrackedValue(list)),
-        "field 't' is an UntrackedValue: a value that no checkpoint holds; pass it in `context`, or use a plain field",
-    ),
-    "AnyValue": (
-        one_field(AnyValue(list)),
-        (
-            "field 't' is an AnyValue: the last of several equal writes; use a plain field, which equal writes do not "
-            "conflict in"
-        ),
     ),
     "barrier": (
         one_field(NamedBarrierValue(list, {"a"})),

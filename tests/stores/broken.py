@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection
 from threading import Barrier, Event
 from typing import Any
 
 from dspyer.errors import ConcurrentRunError
 from dspyer.stores import Memory, SQLite
 from dspyer.stores.base import (
-    NO_EPOCHS,
     Change,
     DeletionReport,
     ListedRun,
@@ -19,6 +18,7 @@ from dspyer.stores.base import (
     RunRow,
     Snapshot,
     ThreadRow,
+    never,
 )
 from tests.stores.kit import Content
 
@@ -179,14 +179,14 @@ class TruncatesNames(Memory):
 
 
 class SortsByCase(Memory):
-    def threads(self, after: str = "", limit: int | None = None) -> list[str]:
+    def threads(self, after: str = "", limit: int | None = None, idle: float | None = None) -> list[str]:
         return sorted(super().threads(after, limit), key=str.lower)
 
 
 class RepeatsTheLastName(Memory):
     """A page begins with the name that it should come after."""
 
-    def threads(self, after: str = "", limit: int | None = None) -> list[str]:
+    def threads(self, after: str = "", limit: int | None = None, idle: float | None = None) -> list[str]:
         there = [after] if after and self.thread(after) is not None else []
         return [*there, *super().threads(after)][:limit]
 
@@ -194,7 +194,7 @@ class RepeatsTheLastName(Memory):
 class NeedsThePageBefore(Memory):
     """A page comes after a thread, but not after a name that no thread has."""
 
-    def threads(self, after: str = "", limit: int | None = None) -> list[str]:
+    def threads(self, after: str = "", limit: int | None = None, idle: float | None = None) -> list[str]:
         names = super().threads()
         return names[names.index(after) + 1 if after in names else 0 :][:limit]
 
@@ -240,16 +240,16 @@ class LeasesForEver(Memory):
 
 
 class DeletesRowsOfCopies(Memory):
-    def delete(self, threads: Collection[str] = (), epochs: Mapping[str, int] = NO_EPOCHS) -> DeletionReport:
+    def delete(self, threads: Collection[str] = (), busy: Callable[[ThreadRow], bool] = never) -> DeletionReport:
         own = [run.id for name in threads for run in self.runs(name)]
-        swept = super().delete(threads, epochs)
+        swept = super().delete(threads, busy)
         for run in own:
             self._rows.get(run, {}).clear()
         return swept
 
 
 class DeletesNoRows(Memory):
-    def delete(self, threads: Collection[str] = (), epochs: Mapping[str, int] = NO_EPOCHS) -> DeletionReport:
+    def delete(self, threads: Collection[str] = (), busy: Callable[[ThreadRow], bool] = never) -> DeletionReport:
         for name in threads:
             self._threads.pop(name, None)
         return DeletionReport(tuple(threads), 0, 0, {})
@@ -263,14 +263,14 @@ class DeletesNothingUnreachable(Memory):
 class RestartsEpochs(Memory):
     """A thread that is made again begins with the epoch with which every thread begins."""
 
-    def delete(self, threads: Collection[str] = (), epochs: Mapping[str, int] = NO_EPOCHS) -> DeletionReport:
-        swept = super().delete(threads, epochs)
+    def delete(self, threads: Collection[str] = (), busy: Callable[[ThreadRow], bool] = never) -> DeletionReport:
+        swept = super().delete(threads, busy)
         self._max_deleted_epoch = 0
         return swept
 
 
-class DeletesUnderAnyEpoch(Memory):
-    def delete(self, threads: Collection[str] = (), epochs: Mapping[str, int] = NO_EPOCHS) -> DeletionReport:
+class DeletesBusyThreads(Memory):
+    def delete(self, threads: Collection[str] = (), busy: Callable[[ThreadRow], bool] = never) -> DeletionReport:
         return super().delete(threads)
 
 
@@ -286,16 +286,16 @@ class IgnoresRunsElsewhere(Memory):
 
 
 class KeepsBlobs(Memory):
-    def delete(self, threads: Collection[str] = (), epochs: Mapping[str, int] = NO_EPOCHS) -> DeletionReport:
+    def delete(self, threads: Collection[str] = (), busy: Callable[[ThreadRow], bool] = never) -> DeletionReport:
         before = dict(self._blobs)
-        swept = super().delete(threads, epochs)
+        swept = super().delete(threads, busy)
         self._blobs.update(before)
         return swept
 
 
 class DeletesBlobsInUse(Memory):
-    def delete(self, threads: Collection[str] = (), epochs: Mapping[str, int] = NO_EPOCHS) -> DeletionReport:
-        swept = super().delete(threads, epochs)
+    def delete(self, threads: Collection[str] = (), busy: Callable[[ThreadRow], bool] = never) -> DeletionReport:
+        swept = super().delete(threads, busy)
         if threads:
             for rows in self._rows.values():
                 for seq, row in rows.items():

@@ -89,12 +89,10 @@ class Model:
             and all(rows.get(row.seq) == _plain(row) for row in change.rows)
         )
 
-    def delete(self, name: str | None, epoch: int | None = None) -> None:
+    def delete(self, name: str | None) -> None:
         """Delete a thread and what only it reaches; without a name, all that no thread reaches."""
         near = set(self.runs) if name is None else self._near(name)
         thread = self.threads.get(name or "")
-        if thread is not None and epoch not in (None, thread["epoch"]):
-            raise ConcurrentRunError(name)
         if thread is not None:
             self.fence = max(self.fence, thread["epoch"])
             del self.threads[name or ""]

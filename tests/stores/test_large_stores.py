@@ -32,7 +32,7 @@ IN_MEMORY = 10_000
 
 Operation = Callable[[Store], Any]
 OPERATIONS: Mapping[str, Operation] = {
-    "delete": lambda store: store.delete(["t"], {"t": 1}).threads == ("t",),
+    "delete": lambda store: store.delete(["t"], lambda thread: thread.epoch != 1).threads == ("t",),
     "delete a copy": lambda store: store.delete(["copy"]).threads == ("copy",),
     "delete several": lambda store: store.delete(["t", "copy", "other 500"]).threads == ("copy", "other 500", "t"),
     "delete what a rerun has left": lambda store: store.delete_unreachable("rerun").rows == 1,

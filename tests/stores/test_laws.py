@@ -5,6 +5,7 @@ from __future__ import annotations
 import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ from hypothesis import strategies as st
 
 from dspyer.errors import ConcurrentRunError
 from dspyer.stores import Memory, SQLite, Store
-from dspyer.stores.base import Change, Point, RunRow, Snapshot
+from dspyer.stores.base import Change, Point, RunRow, Snapshot, ThreadRow
 from dspyer.stores.postgres import Postgres
 from tests.stores import postgres_server
 from tests.stores.kit import OTHER, OWNER, content, row
@@ -88,7 +89,7 @@ steps = st.lists(
         changes.map(lambda change: lambda model: change) | valid_changes() | valid_changes() | valid_changes(),
     )
     | st.tuples(st.sampled_from(["delete", "delete_unreachable"]), st.sampled_from([*THREADS, "missing"]))
-    | st.tuples(st.just("delete at"), st.tuples(st.sampled_from([*THREADS, "missing"]), st.integers(1, 4)))
+    | st.tuples(st.just("delete at"), st.tuples(st.sets(st.sampled_from(THREADS), min_size=1), st.integers(1, 4)))
     | st.tuples(st.just("collect"), st.none())
     | st.tuples(st.just("root"), st.sampled_from(THREADS))
     | st.tuples(st.sampled_from(["again", "drop"]), st.none()),
@@ -114,9 +115,13 @@ def apply_steps(store: Store, script: list[tuple[str, Any]]) -> None:
             model.delete(value)
             store.delete([value])
         elif kind == "delete at":
-            name, epoch = value
-            refused = _raised(lambda: model.delete(name, epoch)), _raised(lambda: store.delete([name], {name: epoch}))
-            assert refused[0] == refused[1]
+            names, epoch = value
+            going = [name for name in names if model.threads.get(name, {"epoch": epoch})["epoch"] == epoch]
+            there = {name for name in names if name in model.threads}
+            for name in going:
+                model.delete(name)
+            report = store.delete(names, partial(_other_epoch, epoch))
+            assert ({*report.threads}, {*report.busy}) == (there & {*going}, there - {*going})
         elif kind == "collect":
             model.delete(None)
             store.delete()
@@ -124,6 +129,10 @@ def apply_steps(store: Store, script: list[tuple[str, Any]]) -> None:
             model.delete_unreachable(value)
             store.delete_unreachable(value)
         assert _read_store(store) == _read_model(model), (kind, last if kind == "write" else value)
+
+
+def _other_epoch(epoch: int, thread: ThreadRow) -> bool:
+    return thread.epoch != epoch
 
 
 def _root(model: Model, name: str) -> Change | None:

@@ -149,12 +149,12 @@ DELETIONS: dict[str, tuple[Mapping[str, ThreadRow], Collection[str], DeletionPla
     "nothing is unreachable": ({"t1": T1, "t2": T2, "t3": T3}, (), NOTHING),
     "an unknown name": ({"t1": T1, "t3": T3}, ("t9",), NOTHING),
     "a run whose thread is not there": ({"t1": T1}, (), DeletionPlan((), ("c",), (), (), {})),
-    "the only thread": ({"t1": T1}, ("t1",), DeletionPlan(("t1",), ("a", "b", "c"), (), (), {})),
-    "a child": ({"t1": T1, "t3": T3}, ("t3",), DeletionPlan(("t3",), ("c",), (), (), {})),
+    "the only thread": ({"t1": T1}, ("t1",), DeletionPlan(("t1",), ("a", "b", "c"), (), (), {}, epoch=1)),
+    "a child": ({"t1": T1, "t3": T3}, ("t3",), DeletionPlan(("t3",), ("c",), (), (), {}, epoch=1)),
     "others keep a part": (
         {"t1": T1, "t2": T2, "t3": T3},
         ("t1",),
-        DeletionPlan(("t1",), (), (("a", 3, 4), ("b", 1, 3)), ("a", "b"), {"t2": ("a",), "t3": ("a", "b")}),
+        DeletionPlan(("t1",), (), (("a", 3, 4), ("b", 1, 3)), ("a", "b"), {"t2": ("a",), "t3": ("a", "b")}, epoch=1),
     ),
     "before the root, but whole runs that were made for it stay": (
         {"t1": ends(Point("b", 3), Point("b", 1)), "t3": ends(Point("c", 1), Point("c", 0))},

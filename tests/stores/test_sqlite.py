@@ -80,7 +80,7 @@ def test_leases_expire_by_the_clock(path: Path) -> None:
         store.write(Change("t", 1, lease=0.0))
         thread = store.thread("t")
         assert thread is not None
-        assert (thread.owner, thread.lease, thread.epoch) == (None, 0.0, 1)
+        assert (thread.owner, round(thread.lease, 3), thread.epoch) == (None, 0.0, 1)
 
 
 def test_a_failed_write_is_rolled_back(store: SQLite) -> None:

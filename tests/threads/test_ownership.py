@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import threading
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +15,7 @@ import pytest
 from dspyer import END, START, Graph, Run, Thread
 from dspyer.errors import ConcurrentRunError, OpenRunError
 from dspyer.stores import Memory, SQLite
-from dspyer.stores.base import NO_EPOCHS, Change, DeletionReport, Store, ThreadRow
+from dspyer.stores.base import Change, DeletionReport, Store, ThreadRow, never
 from tests.log.failing import Crash, FailingMemory, crash
 from tests.log.processes import end_of, fork
 from tests.threads.owned_runs import BackgroundRun, Count, Gate, WatchedStore, gated
@@ -292,21 +292,21 @@ def test_the_owner_of_a_deleted_thread_writes_nothing_to_its_successor(
 
 
 def test_a_thread_that_a_run_acquires_meanwhile_is_not_deleted() -> None:
-    """`delete` has checked that no run owns the thread; the store checks the epoch again when it deletes."""
+    """`delete` has checked that no run owns the thread, and checks it again in the transaction that deletes."""
     gate = Gate()
     begun: list[BackgroundRun] = []
 
     class Late(Memory):
-        def delete(self, threads: Collection[str] = (), epochs: Mapping[str, int] = NO_EPOCHS) -> DeletionReport:
+        def delete(self, threads: Collection[str] = (), busy: Callable[[ThreadRow], bool] = never) -> DeletionReport:
             if not begun:
                 begun.append(BackgroundRun(lambda: gated(gate, self).thread("t").run({"n": 1}, if_open="abandon")))
                 assert gate.inside.wait(20)
-            return super().delete(threads, epochs)
+            return super().delete(threads, busy)
 
     store = Late()
     thread = gated(gate, store).thread("t")
     thread.update({"n": 1})
-    with pytest.raises(ConcurrentRunError, match="Nothing was deleted"):
+    with pytest.raises(ConcurrentRunError, match="is owned by another run"):
         thread.delete()
     gate.opened.set()
     assert begun[0].end().status == "completed"

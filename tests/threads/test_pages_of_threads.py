@@ -1,19 +1,23 @@
-"""`program.threads(after=, limit=)`: pages of names, in every store."""
+"""`program.threads(after=, limit=, idle=)` and `program.delete(names)`: pages of names, in every store."""
 
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
+from datetime import timedelta
+from pathlib import Path
 from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dspyer import END, START, Archive, CompiledGraph, Graph
+from dspyer import END, START, Archive, CompiledGraph, Context, Graph
 from dspyer.errors import StoreError, ThreadError
-from dspyer.stores import Memory, Store
-from dspyer.stores.base import Change
+from dspyer.stores import Memory, SQLite, Store
+from dspyer.stores.base import Change, Owner
 from dspyer.stores.encrypted import Encrypted
+from dspyer.testing import clock
 
 GRAPH = Graph(name="Pages").add_node("a", lambda state: {"n": 1}, writes=["n"]).add_path(START, "a", END)
 
@@ -102,3 +106,94 @@ def test_a_thread_that_is_deleted_while_it_is_read_is_said_to_be(deleted: str, m
     monkeypatch.setattr(store, deleted, {"run": lambda _: None, "rows": lambda *_: []}[deleted])
     with pytest.raises(StoreError, match=r"another process has deleted.*read it again"):
         thread.history(count=1, newest=True)
+
+
+# --- idle threads, and the deletion of many
+
+DAYS = timedelta(days=90)
+
+
+def desk(store: Store, begun: Callable[[], object] = lambda: None) -> CompiledGraph:
+    """A program whose runs complete, fail or wait, as their input says."""
+
+    def answer(say: str, ctx: Context) -> dict[str, Any]:
+        begun()
+        if say == "fail":
+            raise ValueError(say)
+        return {"said": ctx.interrupt("sure", "sure?") if say == "ask" else say}
+
+    graph = Graph(name="Desk", keep=["said"]).add_node(answer, writes=["said"])
+    return graph.add_path(START, "answer", END).compile(store=store)
+
+
+@pytest.mark.parametrize("kind", ["memory", "SQLite, encrypted"])
+def test_threads_that_were_idle_are_listed_and_deleted(kind: str, tmp_path: Path) -> None:
+    store: Store = Memory() if kind == "memory" else Encrypted(SQLite(tmp_path / "runs.db"), Encrypted.new_key())
+    program = desk(store)
+    elsewhere = Owner("another host", 7, "today", "token")
+    with store, clock() as time:
+        for name in ("fail", "ask", "a", "run", "changed", "told"):
+            program.thread(name).run({"say": name})
+        program.thread("a").copy(to="copy")
+        for name, lease in (("crashed", 30.0), ("runs", 10.0 * DAYS.total_seconds())):
+            store.write(Change(name, owner=elsewhere, lease=lease))
+        time.advance(DAYS.total_seconds() + 1.0)
+        assert program.threads(idle=DAYS) == ["a", "ask", "changed", "copy", "fail", "run", "told"]
+        assert program.threads(idle=DAYS, after="ask", limit=2) == ["changed", "copy"]
+        assert program.threads(idle=DAYS + timedelta(seconds=2)) == []
+        program.thread("run").run({"say": "again"})
+        program.thread("changed").update({"said": "by hand"})
+        assert program.threads(idle=DAYS) == ["a", "ask", "copy", "fail", "told"]
+        report = program.delete(["a", "a", "missing", "run", "runs", "crashed"], idle=DAYS)
+        assert (report.threads, report.busy, set(report.kept)) == (("a",), ("crashed", "run", "runs"), {"copy"})
+        assert program.thread("copy").state["said"] == "a"
+        time.advance(30.0)
+        deleted, busy = list[str](), list[str]()
+        while names := program.threads(idle=DAYS, limit=2):
+            if "told" in names:
+                program.thread("told").update({"said": "meanwhile"})
+            report = program.delete(names, idle=DAYS)
+            deleted += report.threads
+            busy += report.busy
+        assert (deleted, busy) == (["ask", "copy", "crashed", "fail"], ["told"])
+        assert program.threads() == ["changed", "run", "runs", "told"]
+        assert program.delete(program.threads()).busy == ("runs",)
+        assert (store.threads(), store.delete().rows) == (["runs"], 0)
+
+
+def test_a_thread_that_runs_is_left_and_a_deleted_one_begins_anew() -> None:
+    store, deleted = Memory(), list[Any]()
+    program: CompiledGraph
+    program = desk(store, lambda: deleted.append(program.delete(["t", "u"])))
+    program.thread("u").run({"say": "first"})
+    before = store.thread("u")
+    deleted.clear()
+    assert program.thread("t").run({"say": "x"}, key="order 7").status == "completed"
+    assert [(report.threads, report.busy) for report in deleted] == [(("u",), ("t",))]
+    assert program.thread("t").run({"say": "x"}, key="order 7").status == "completed"
+    assert len(deleted) == 1, "the key is known"
+    assert program.delete(["t"]).threads == ("t",)
+    thread = program.thread("t")
+    assert (thread.status, thread.run({"say": "x"}, key="order 7").status, len(deleted)) == ("new", "completed", 2)
+    after = store.thread("t")
+    assert before is not None
+    assert after is not None
+    assert after.epoch > before.epoch
+
+
+def test_what_is_no_list_of_names_or_no_time_is_refused() -> None:
+    compiled = program(store := Memory(), "t", "u")
+    store.write(Change("u", 1, head=None))
+    with pytest.raises(ThreadError, match=re.escape("delete('t') takes the names of several threads: delete(['t'])")):
+        compiled.delete("t")
+    wrong: list[Any] = [["t", ""], ["t", 7], b"t"]
+    for names in wrong:
+        with pytest.raises(ThreadError, match=r"is no name of a thread.*delete\(\['t-42'\]\)"):
+            compiled.delete(names)
+    idle: list[Any] = [90, -DAYS, "90 days", 1.5]
+    for time in idle:
+        for call in (compiled.threads, lambda *, idle: compiled.delete(["t"], idle=idle)):
+            with pytest.raises(ValueError, match=re.escape(f"idle={time!r}: a timedelta that is not negative")):
+                call(idle=time)
+    assert compiled.delete([]) == ((), 0, 0, {}, True, ()), "it searches nothing"
+    assert compiled.threads() == ["t", "u"]

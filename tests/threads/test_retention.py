@@ -12,6 +12,7 @@ import pytest
 from dspyer import END, START, Archive, CompiledGraph, Context, Graph, Run
 from dspyer.stores import Memory, Store
 from dspyer.stores.base import Change, Owner
+from dspyer.testing import clock
 from tests.pages import ROOT, blocks
 
 PAGE = ROOT / "docs" / "guides" / "batches.md"
@@ -20,7 +21,7 @@ PAGE = ROOT / "docs" / "guides" / "batches.md"
 def job() -> Callable[..., int]:
     found: dict[str, Any] = {}
     for block in blocks(PAGE):
-        if "def delete" in block.code:
+        if "def delete_old" in block.code:
             exec(block.code, found)
     return cast("Callable[..., int]", found["delete_old"])
 
@@ -78,16 +79,18 @@ def test_a_thread_that_runs_is_kept() -> None:
 def test_a_run_that_starts_between_check_and_deletion_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
     store = Memory()
     program = compiled(store)
-    program.thread("t").run({"question": "old"})
-    before = datetime.now(UTC)
     delete, runs = store.delete, list[Run]()
 
-    def late(threads: Any, epochs: Any) -> Any:
+    def late(threads: Any, busy: Any) -> Any:
         runs.append(program.thread("t").run({"question": "meanwhile"}))
-        return delete(threads, epochs)
+        return delete(threads, busy)
 
     monkeypatch.setattr(store, "delete", late)
-    assert job()(program, store, before) == 0
+    with clock() as time:
+        program.thread("t").run({"question": "old"})
+        before = datetime.now(UTC)
+        time.advance(3_600)
+        assert job()(program, store, before) == 0
     assert [info.status for info in Archive(store).runs(thread="t")] == ["completed", "completed"]
     assert runs[0].status == "completed"
 
