@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
@@ -69,27 +68,27 @@ def test_keys_are_read_as_they_were_given(execution: Address, keys: list[str]) -
     assert not Address.parse(text).is_commit
 
 
-@pytest.mark.parametrize(
-    ("text", "address", "commit"),
-    [
-        ("", Address(), False),
-        ("t-42.1/", Address("t-42.1"), False),
-        ("t-42.1/trunk:2[0]", Address("t-42.1", (), (), 2, "[0]"), False),
-        ("trunk:2[0]/trunk:1", Address("", ("trunk:2[0]",), (), 1), True),
-        ("a/b.1/1.0:2", Address("a/b.1", (), (1, 0), 2), True),
-        ("trunk:3+1", Address("", (), (), 3, "+1"), True),
-        ("t-42.1/pruned", Address("t-42.1", part="pruned"), False),
-        ("trunk:007", Address(part="trunk:007"), False),
-        ("trunk:1000000000000000000", Address(part="trunk:1000000000000000000"), False),
-        ("trunk:٣", Address(part="trunk:٣"), False),
-        ("/trunk:0", Address(part="/trunk:0"), False),
-        ("trunk:0\n", Address(part="trunk:0\n"), False),
-    ],
-)
-def test_forms(text: str, address: Address, commit: bool) -> None:
-    assert Address.parse(text) == address
-    assert str(address) == text
-    assert address.is_commit is commit
+FORMS: list[tuple[str, Address, bool]] = [
+    ("", Address(), False),
+    ("t-42.1/", Address("t-42.1"), False),
+    ("t-42.1/trunk:2[0]", Address("t-42.1", (), (), 2, "[0]"), False),
+    ("trunk:2[0]/trunk:1", Address("", ("trunk:2[0]",), (), 1), True),
+    ("a/b.1/1.0:2", Address("a/b.1", (), (1, 0), 2), True),
+    ("trunk:3+1", Address("", (), (), 3, "+1"), True),
+    ("t-42.1/pruned", Address("t-42.1", part="pruned"), False),
+    ("trunk:007", Address(part="trunk:007"), False),
+    ("trunk:1000000000000000000", Address(part="trunk:1000000000000000000"), False),
+    ("trunk:٣", Address(part="trunk:٣"), False),
+    ("/trunk:0", Address(part="/trunk:0"), False),
+    ("trunk:0\n", Address(part="trunk:0\n"), False),
+]
+
+
+def test_forms() -> None:
+    for text, address, commit in FORMS:
+        assert Address.parse(text) == address
+        assert str(address) == text
+        assert address.is_commit is commit
 
 
 def test_manual_commits_are_counted() -> None:

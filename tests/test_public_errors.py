@@ -102,14 +102,15 @@ CASES: dict[str, tuple[Callable[[], Any], str, int]] = {
 }
 
 
-@pytest.mark.parametrize("case", CASES)
-def test_it_names_a_code_and_a_status_and_no_node_thread_host_or_value(case: str) -> None:
-    call, code, status = CASES[case]
-    with pytest.raises(Exception) as raised:
-        call()
-    found = public(raised.value)
-    assert (found.code, found.status) == (code, status), repr(raised.value)
-    assert not any(word in found.message for word in ("pay", "ada", SECRET, "4242", "card", "db-7", "thread", "node"))
+def test_it_names_a_code_and_a_status_and_no_node_thread_host_or_value() -> None:
+    for case, (call, code, status) in CASES.items():
+        with pytest.raises(Exception) as raised:
+            call()
+        found = public(raised.value)
+        assert (found.code, found.status) == (code, status), (case, raised.value)
+        assert not any(
+            word in found.message for word in ("pay", "ada", SECRET, "4242", "card", "db-7", "thread", "node")
+        )
 
 
 def test_of_several_errors_it_is_the_one_code_that_they_have_in_common() -> None:

@@ -20,21 +20,21 @@ CLASSES |= {"optimize": optimize, "GEPAStats": GEPAStats, "Culprits": optimize.C
 CLASSES |= {"Memory": dspyer.stores.Memory, "SQLite": dspyer.stores.SQLite}
 
 
-@pytest.mark.parametrize("row", [*errors.REMOVED, *errors.OF_LANGGRAPH])
-def test_a_removed_name_and_one_of_langgraph_give_the_new_line(row: str) -> None:
-    owner, member, option = re.fullmatch(r"(\w+)\.(\w+)(?:\((\w+)=\))?", row).groups()  # type: ignore[union-attr]
-    home = CLASSES[owner]
-    plain = tuple if isinstance(home, type) and issubclass(home, tuple) else object
-    line = f"{row} was removed: write {errors.REMOVED.get(row)}"
-    if row in errors.OF_LANGGRAPH:
-        line = f"{row} is a name of LangGraph: write {errors.OF_LANGGRAPH[row]}"
-    if option is not None:
-        with pytest.raises(TypeError, match=re.escape(line)):
-            # A coroutine raises when it is awaited.
-            asyncio.run(getattr(home, member)(object.__new__(home), **{option: None}))
-    else:
-        with pytest.raises(AttributeError, match=re.escape(line)):
-            getattr(plain.__new__(home) if isinstance(home, type) else home, member)
+def test_a_removed_name_and_one_of_langgraph_give_the_new_line() -> None:
+    for row in (*errors.REMOVED, *errors.OF_LANGGRAPH):
+        owner, member, option = re.fullmatch(r"(\w+)\.(\w+)(?:\((\w+)=\))?", row).groups()  # type: ignore[union-attr]
+        home = CLASSES[owner]
+        plain = tuple if isinstance(home, type) and issubclass(home, tuple) else object
+        line = f"{row} was removed: write {errors.REMOVED.get(row)}"
+        if row in errors.OF_LANGGRAPH:
+            line = f"{row} is a name of LangGraph: write {errors.OF_LANGGRAPH[row]}"
+        if option is not None:
+            with pytest.raises(TypeError, match=re.escape(line)):
+                # A coroutine raises when it is awaited.
+                asyncio.run(getattr(home, member)(object.__new__(home), **{option: None}))
+        else:
+            with pytest.raises(AttributeError, match=re.escape(line)):
+                getattr(plain.__new__(home) if isinstance(home, type) else home, member)
 
 
 def test_other_unknown_names_are_refused_as_usual() -> None:

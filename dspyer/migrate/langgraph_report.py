@@ -90,7 +90,8 @@ def _suggest(node: FoundNode, lm: str, code: NodeCode) -> LMNode:
     # The prompt of a chain names its variables; a function names the keys that it reads.
     reads = list(keys.read or [name for name in asked if name in node.channels] or asked)
     writes = [key for key in keys.returned if not is_conversation(node.channels[key])]
-    adds_message = bool(keys.returned) and not writes
+    talks = bool(keys.read) and all(is_conversation(node.channels[key]) for key in keys.read)
+    adds_message = not writes and (talks or bool(keys.returned))
     if adds_message:
         reads = ["conversation" if is_conversation(node.channels[key]) else key for key in keys.read]
         reads, writes = reads or ["conversation"], ["reply"]
@@ -175,6 +176,10 @@ def replaced_text(node: FoundNode, options: Mapping[str, Any]) -> str:
     signature = getattr(new, "signature", None) or getattr(getattr(new, "predict", None), "signature", None)
     outputs = options.get("writes", getattr(signature, "output_fields", None))
     text = f"node {node.name!r} is replaced by {getattr(new, '__name__', type(new).__name__)}"
+    # Of an agent's middleware, only what it does before and after the model has nodes of its own.
+    wrapping = [use.value.__qualname__.split(".") for use in read_code(node.runnable).values(types.FunctionType)]
+    around = dict.fromkeys([names[-2] for names in wrapping if names[-1] in ("wrap_model_call", "awrap_model_call")])
+    text += f", and what wraps its model call is left out: {', '.join(around)}" if around else ""
     if outputs is None:
         return f"{text}; its function wrote {', '.join(node.keys.returned)}" if node.keys.returned else text
     written = set(outputs.values()) if isinstance(outputs, Mapping) and "writes" in options else set(outputs)

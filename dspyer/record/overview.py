@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from itertools import islice
 from typing import Any, NamedTuple
@@ -126,34 +126,33 @@ class Overview(NamedTuple):
     @classmethod
     def of(cls, reader: HistoryReader, query: RunQuery) -> Overview:
         """The overview of the runs that are chosen."""
-        whole, tables = _Group(), {name: dict[str, _Group]() for name in TABLES}
+        tables: dict[str, dict[str, list[Counts]]] = {name: {} for name in TABLES}
         by_time: list[tuple[float, Counts]] = []
         causes: Counter[tuple[str, str, str, str]] = Counter()
         for listed, end in islice(_runs(reader.store, query), MOST):
             graph, failed = str(listed.run.header.get("graph", "")), listed.status == "failed"
             took = None if end.ended is None else max(0.0, end.ended / 1_000 - listed.started)
-            used = [*end.usage.values()]
-            counts = failed, took, used
+            counts = failed, took, [*end.usage.values()]
             by_time.append((listed.started, counts))
-            whole.add(*counts)
-            tables["graphs"].setdefault(graph, _Group()).add(*counts)
+            tables["graphs"].setdefault(graph, []).append(counts)
             for model, spent in end.usage.items():
-                tables["models"].setdefault(model, _Group()).add(failed, took, [spent])
+                tables["models"].setdefault(model, []).append((failed, took, [spent]))
             for node, (_, lost, seconds) in end.visits.items():
-                tables["nodes"].setdefault(node, _Group()).add(lost > 0, seconds, filter(None, [end.nodes.get(node)]))
+                used = [*filter(None, [end.nodes.get(node)])]
+                tables["nodes"].setdefault(node, []).append((lost > 0, seconds, used))
             for one in failures_of_run(reader, listed) if failed else ():
                 causes[graph, one.node, one.type, NUMBER.sub("#", one.message)[:LONGEST]] += 1
         if not by_time:
             return cls()
         # Of more runs than are counted, the oldest of the newest begins.
         begin = by_time[-1][0] if query.since is None or len(by_time) == MOST else query.since
-        rows = {name: [one.figures(of) for of, one in groups.items()] for name, groups in tables.items()}
-        graphs, nodes, models = [tuple(sorted(rows[name], key=lambda row: (-row.runs, row.name))) for name in TABLES]
-        _, runs, lost, p50, p95, tokens, cost = whole.figures("")
+        rows = [[_figures(of, counts) for of, counts in tables[name].items()] for name in TABLES]
+        graphs, nodes, models = [tuple(sorted(some, key=lambda row: (-row.runs, row.name))) for some in rows]
+        whole = _figures("", [counts for _, counts in by_time])
         buckets = tuple(_buckets(begin, wall() if query.until is None else query.until, by_time))
         failures = tuple([Cause(*cause, count) for cause, count in causes.most_common()])
         since = datetime.fromtimestamp(begin, UTC)
-        return cls(since, runs, lost, p50, p95, tokens, cost, buckets, graphs, nodes, models, failures)
+        return cls(since, *whole[1:], buckets, graphs, nodes, models, failures)
 
     def to_dict(self) -> dict[str, Any]:
         """Return the JSON form, times as ISO 8601."""
@@ -182,31 +181,17 @@ def _cells(row: Figures) -> tuple[str, ...]:
     return row.name, f"{row.runs:,}", f"{row.failed:,}", *times, f"{sum(row.tokens):,}", cost
 
 
-Counts = tuple[bool, float | None, Iterable[Mapping[str, Any]]]
+Counts = tuple[bool, float | None, Sequence[Mapping[str, Any]]]
 """Whether a run has failed, how many seconds it took, and what it has used."""
 
 
-@dataclass(slots=True)
-class _Group:
-    """The runs that are counted in one row."""
-
-    runs: int = 0
-    failed: int = 0
-    seconds: list[float] = field(default_factory=list)
-    used: list[Mapping[str, Any]] = field(default_factory=list)
-
-    def add(self, failed: bool, seconds: float | None, used: Iterable[Mapping[str, Any]]) -> None:
-        self.runs += 1
-        self.failed += failed
-        self.seconds += [] if seconds is None else [seconds]
-        self.used += used
-
-    def figures(self, name: str) -> Figures:
-        times, used = sorted(self.seconds), sum_usage([{"": one} for one in self.used])
-        at = [min(int(len(times) * part), len(times) - 1) for part in (0.5, 0.95)] if times else []
-        p50, p95 = [times[one] for one in at] or (None, None)
-        tokens = [sum([one.get(kind, 0) for one in used.values()]) for kind in ("prompt_tokens", "completion_tokens")]
-        return Figures(name, self.runs, self.failed, p50, p95, (tokens[0], tokens[1]), total_cost(used))
+def _figures(name: str, counted: Sequence[Counts]) -> Figures:
+    times = sorted([took for _, took, _ in counted if took is not None])
+    used = sum_usage([{"": one} for _, _, some in counted for one in some])
+    p50, p95 = [times[min(int(len(times) * part), len(times) - 1)] if times else None for part in (0.5, 0.95)]
+    tokens = [sum([one.get(kind, 0) for one in used.values()]) for kind in ("prompt_tokens", "completion_tokens")]
+    failed = sum([one[0] for one in counted])
+    return Figures(name, len(counted), failed, p50, p95, (tokens[0], tokens[1]), total_cost(used))
 
 
 def _runs(store: Store, query: RunQuery) -> Iterator[tuple[ListedRun, EndRow]]:
@@ -230,9 +215,9 @@ def _buckets(begin: float, until: float, runs: Iterable[tuple[float, Counts]]) -
     """The buckets from a time until another one, those without a run too."""
     width = next((one for one in WIDTHS if until - begin <= one * BUCKETS), 0) or int((until - begin) / BUCKETS) + 1
     first = int(begin // width)
-    groups = [_Group() for _ in range(first, int(until // width) + 1)]
+    groups: list[list[Counts]] = [[] for _ in range(first, int(until // width) + 1)]
     for started, counts in runs:
-        groups[min(max(int(started // width) - first, 0), len(groups) - 1)].add(*counts)
+        groups[min(max(int(started // width) - first, 0), len(groups) - 1)].append(counts)
     for index, group in enumerate(groups, first):
         since, end = [datetime.fromtimestamp(at * width, UTC) for at in (index, index + 1)]
-        yield Bucket(since, end, *group.figures("")[1:])
+        yield Bucket(since, end, *_figures("", group)[1:])

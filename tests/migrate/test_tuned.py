@@ -7,10 +7,15 @@ from typing import Any, Literal
 
 import dspy
 import pytest
+from langchain.agents import create_agent
+from langchain.agents.middleware import HumanInTheLoopMiddleware, ModelRetryMiddleware
+from langchain_core.language_models.fake_chat_models import GenericFakeChatModel
+from langchain_core.messages import AIMessage, HumanMessage, ToolMessage
+from langchain_core.tools import tool
 from langgraph.graph import START, StateGraph
 from typing_extensions import TypedDict
 
-from dspyer.migrate import from_langgraph, langgraph_inputs
+from dspyer.migrate import explain_langgraph, from_langgraph, langgraph_inputs
 from dspyer.testing import Prompt, ScriptedLM
 from tests.migrate.cases import Seen
 
@@ -154,3 +159,53 @@ def test_a_node_is_replaced_by(kind: str) -> None:
         state = copy.deepcopy(converted).run({"letter": "login 1"}).state.to_dict()
     assert state == {"letter": "login 1", "desk": "support", "urgent": False, "route": "help False"}
     assert (seen.count("classify"), seen.count("new"), len(lm.calls)) == ((0, 0, 1) if kind == "module" else (0, 1, 0))
+
+
+@tool
+def weather(city: str) -> str:
+    """The weather in a city."""
+    return f"sunny in {city}"
+
+
+def chat(messages: Any, decide: Any) -> dict[str, Any]:
+    """In the place of an agent's model: it calls the tool, and then says what that has found."""
+    last = messages[-1]
+    if isinstance(last, ToolMessage):
+        return {"messages": [AIMessage(f"It is {last.content}.")]}
+    call = {"name": "weather", "args": {"city": decide(question=last.content).city}, "id": "c1"}
+    return {"messages": [AIMessage("", tool_calls=[call])]}
+
+
+def test_the_model_of_an_agent_is_tuned_and_its_middleware_stays(caplog: pytest.LogCaptureFixture) -> None:
+    approval = HumanInTheLoopMiddleware(interrupt_on={"weather": True})
+    app: Any = create_agent(
+        GenericFakeChatModel(messages=iter(())), [weather], middleware=[approval, ModelRetryMiddleware()]
+    )
+    assert "{'predict': dspy.Predict(\"conversation -> reply\")}" in str(explain_langgraph(app))
+    with caplog.at_level("INFO", "dspyer.migrate"):
+        model = {"node": chat, "modules": {"decide": dspy.Predict("question -> city")}}
+        graph = from_langgraph(app, nodes={"model": model})
+    assert "replaced by chat, and what wraps its model call is left out: ModelRetryMiddleware" in caplog.text
+    key, approve = "HumanInTheLoopMiddleware_after_model-0", {"decisions": [{"type": "approve"}]}
+    asked = {city: HumanMessage(f"Weather in {city}") for city in ("Oslo", "Rome", "Lima")}
+    examples = [dspy.Example(messages=[one], city=city).with_inputs("messages") for city, one in asked.items()]
+
+    def answered(prompt: Prompt) -> dict[str, Any]:
+        city = str(prompt.inputs["question"]).split()[-1]
+        return {"city": city if prompt.demos or city == "Oslo" else "nowhere"}
+
+    def right(example: dspy.Example, prediction: Any, trace: object = None) -> bool:
+        return bool(prediction.messages[-1].content == f"It is sunny in {example.city}.")
+
+    with dspy.context(lm=ScriptedLM(answered)):
+        program = graph.compile(answers={key: approve})
+        assert [right(example, program(**example.inputs())) for example in examples] == [True, False, False]
+        optimizer = dspy.BootstrapFewShot(metric=right, max_bootstrapped_demos=1, max_labeled_demos=0)
+        tuned = optimizer.compile(program, trainset=examples)
+        assert [(name, len(one.demos)) for name, one in tuned.named_predictors()] == [("model.decide", 1)]
+        asks = graph.compile(store=":memory:")
+        asks.load_state(tuned.dump_state())
+        thread = asks.thread("1")
+        run = thread.run({"messages": [asked["Lima"]]})
+        assert [question.key for question in run.questions] == [key]
+        assert thread.resume({key: approve}).state["messages"][-1].content == "It is sunny in Lima."

@@ -278,19 +278,19 @@ CONVERTING: dict[str, Any] = {
 
 
 @pytest.mark.parametrize("mapped", [False, True], ids=["alone", "of a map"])
-@pytest.mark.parametrize("name", CONVERTING)
-def test_outputs_that_user_code_converts_are_not_checked_at_build(name: str, mapped: bool) -> None:
-    graph, node = Graph(State, inputs=["text", "docs"]), CONVERTING[name]()
-    if mapped:
-        graph.add_map("it", node, over="docs", item="text", into="counts", writes=["number"])
-    else:
-        graph.add_node("it", node, writes=["number"])
-    program = graph.add_path(START, "it", END).compile()
-    lm = ScriptedLM(lambda prompt: {field.name: "3" for field in prompt.output_fields})
-    with dspy.context(lm=lm):
-        run = program.run({"text": "a", "docs": ["a"]})
-    assert run.error is None
-    assert (run.state["counts"], run.state["number"]) == (([3], 0) if mapped else ([], 3))
+def test_outputs_that_user_code_converts_are_not_checked_at_build(mapped: bool) -> None:
+    for name, make in CONVERTING.items():
+        graph, node = Graph(State, inputs=["text", "docs"]), make()
+        if mapped:
+            graph.add_map("it", node, over="docs", item="text", into="counts", writes=["number"])
+        else:
+            graph.add_node("it", node, writes=["number"])
+        program = graph.add_path(START, "it", END).compile()
+        lm = ScriptedLM(lambda prompt: {field.name: "3" for field in prompt.output_fields})
+        with dspy.context(lm=lm):
+            run = program.run({"text": "a", "docs": ["a"]})
+        assert run.error is None, name
+        assert (run.state["counts"], run.state["number"]) == (([3], 0) if mapped else ([], 3))
 
 
 @pytest.mark.parametrize("node", [dspy.Predict("doc -> a"), dspy.Predict("doc -> a, b: list[int]")], ids=["one", "two"])

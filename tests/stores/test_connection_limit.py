@@ -162,7 +162,7 @@ def test_async_runs_wait(server: Server, limit: int) -> None:
     """All write at once; one at least finds no connection."""
 
     async def runs(store: Postgres) -> list[Any]:
-        together = asyncio.Barrier(8)
+        together = asyncio.Barrier(32)
 
         async def node(x: int) -> dict[str, int]:
             async with together:
@@ -170,13 +170,13 @@ def test_async_runs_wait(server: Server, limit: int) -> None:
 
         graph = Graph().add_node("node", node, writes=["y"]).add_path(START, "node", END)
         program = graph.compile(store=store)
-        return await asyncio.gather(*[program.thread(f"t{i}").arun({"x": i}) for i in range(8)])
+        return await asyncio.gather(*[program.thread(f"t{i}").arun({"x": i}) for i in range(32)])
 
     with Postgres(server.address()) as store:
         store.threads()
         server.allow(limit)
         assert [(run.status, run.state["y"]) for run in asyncio.run(runs(store))] == [
-            ("completed", i) for i in range(8)
+            ("completed", i) for i in range(32)
         ]
 
 

@@ -13,6 +13,7 @@ import sys
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
+from datetime import timedelta
 from threading import Barrier
 from typing import Any
 
@@ -20,6 +21,7 @@ import psycopg
 import pytest
 from psycopg import sql
 
+from dspyer import END, START, Graph
 from dspyer.errors import ConcurrentRunError, StateError, StoreError
 from dspyer.stores import open_store
 from dspyer.stores.base import Change, Point, Row, Snapshot
@@ -277,13 +279,24 @@ def test_flush_and_new_epochs_wait_for_the_disk(store: Postgres, postgres: str) 
     assert seen == [*[("local" if waits else "off",) for _, waits in WAITING], ("on",), ("on",)]
 
 
-def test_leases_use_the_clock_of_the_server(store: Postgres, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("time.time", lambda: 0.0)
-    monkeypatch.setattr("time.monotonic", lambda: 0.0)
-    store.write(begin("t", "r", 1)._replace(lease=100.0))
-    thread = store.thread("t")
-    assert thread is not None
-    assert 0 < thread.lease <= 100
+def test_leases_use_the_clock_of_the_server(store: Postgres, postgres: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    program = Graph().add_node("n", lambda state: None, writes=[]).add_path(START, "n", END).compile(store=store)
+    store.write(Change("released"))
+    ago = sql.SQL("UPDATE {}.thread SET lease_until = now() - '2 days'::interval")
+    _execute(postgres, ago.format(_schema(postgres)))
+    two_days = timedelta(days=2)
+    for off in (0.0, 2e9):  # this machine's clock, decades off
+        monkeypatch.setattr("time.time", lambda off=off: off)
+        monkeypatch.setattr("time.monotonic", lambda off=off: off)
+        store.write(begin("t", "r", 1)._replace(lease=100.0))
+        thread = store.thread("t")
+        assert thread is not None
+        assert 0 < thread.lease <= 100
+        assert program.threads(idle=timedelta()) == program.threads(idle=two_days) == ["released"]
+        assert program.threads(idle=2 * two_days) == []
+        report = program.delete(["t", "released"], idle=two_days if off else 2 * two_days)
+        assert (report.threads, report.busy) == ((("released",), ("t",)) if off else ((), ("released", "t")))
+        store.delete(["t"])
 
 
 @pytest.fixture
