@@ -135,7 +135,13 @@ class Sharded(StoreAround):
     # --- what a store does
 
     def pass_on(self, name: str, /, *args: Any, **kwargs: Any) -> Any:
-        """Call a method: of all stores, of that of a thread, or of the first that has something about a run."""
+        """Calls a method: of all stores, of that of a thread, or of the first that has something about a run.
+
+        Example:
+            >>> store = Sharded({"de": ":memory:"}, shard=lambda thread: "de")
+            >>> store.pass_on("runs", "t-42")
+            []
+        """
         asked: Any = (*args, *kwargs.values(), None)[0]
         if asked is None:
             for _, store in self._everywhere():

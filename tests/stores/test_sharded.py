@@ -172,7 +172,7 @@ def seen(graph: CompiledGraph, store: Store) -> Any:
     return threads, runs, found
 
 
-@settings(max_examples=settings().max_examples)
+@settings(max_examples=settings().max_examples // 2)
 @given(script=steps)
 def test_three_stores_are_as_one(tmp_path_factory: pytest.TempPathFactory, script: list[Any]) -> None:
     folder = tmp_path_factory.mktemp("exports")
