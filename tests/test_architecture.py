@@ -395,6 +395,7 @@ NO_IDS: dict[tuple[str, str], str] = {
     ("log.execution_records", "call.failed.partition(':')"): "the class of an error, and its text",
     ("log.reader", "type_text.partition('[')"): "a type with arguments",
     ("stores.encrypted", "location.decode().partition('/')"): "what an encrypted text is bound to",
+    ("migrate.nested_graphs", "':' in ns"): "a namespace of LangGraph",
     ("log.time_travel", "'/' not in path"): "the path of an agent in a program",
     ("stores.postgres", "user.partition(':')"): "user:password",
     ("testing.nearest", "str(schema['$ref']).rsplit('/', 1)"): "a reference in a JSON schema",

@@ -578,6 +578,11 @@ class ExecutionRecords:
         self.effects[place] = freeze(with_valid_text([*thaw(self.added(key)), value]))
         return EffectRow(*place, self.effects[place]).row()
 
+    def keep(self, place: RecordKey, value: Any) -> None:
+        """Record a value as an effect is, in the write of the question that its attempt asks next."""
+        self.effects[place] = freeze(value)
+        self._unwritten.append(EffectRow(*place, self.effects[place]).row())
+
     def added(self, key: str) -> Sequence[Any]:
         """Return the values that were added under a key of the run."""
         found: Sequence[Any] = self.effects.get(RecordKey("", key), ())

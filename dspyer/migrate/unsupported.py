@@ -27,11 +27,11 @@ from langgraph.graph.message import push_message
 from langgraph.graph.state import CompiledStateGraph
 from langgraph.graph.ui import delete_ui_message, push_ui_message
 from langgraph.pregel.protocol import PregelProtocol
-from langgraph.types import Command
 
 from dspyer.errors import list_names, suggestion
-from dspyer.migrate.code_reading import NodeCode, StateKeys, has_sync_form, read_code, read_keys
+from dspyer.migrate.code_reading import StateKeys, has_sync_form, read_code, read_keys
 from dspyer.migrate.internals import TaskFunction, data_channels
+from dspyer.migrate.nested_graphs import names_parent, why_whole
 from dspyer.schema.fields import RESERVED
 
 # What a conversion finds: the problems that refuse a graph, and the notes on what was inferred.
@@ -170,10 +170,20 @@ def check_names(
 ) -> None:
     """Add a problem for each name in the options of a conversion that is no node."""
     known = {START, *builder.nodes}
-    graphs = tuple(f"{name}." for name, spec in builder.nodes.items() if isinstance(spec.runnable, CompiledStateGraph))
+    graphs = {
+        name: spec.runnable for name, spec in builder.nodes.items() if isinstance(spec.runnable, CompiledStateGraph)
+    }
     for option, given in {"nodes": nodes, "routes": routes, "goto": goto}.items():
         for name in given:
-            if name in known or name.startswith(graphs):
+            if name in known:
+                continue
+            around = next((graph for graph in graphs if name.startswith(f"{graph}.")), None)
+            if around is not None:
+                if why := why_whole(graphs[around]):
+                    findings.problem(
+                        f"{option}= names {path + name!r}, and {path + around!r} runs whole, by LangGraph's engine: "
+                        f"{why}; replace the whole node"
+                    )
                 continue
             findings.problem(
                 f"{option}= names {path + name!r}: the graph has no such node ({list_names(builder.nodes)})."
@@ -210,10 +220,6 @@ def _check_field_name(name: str, inside: str, findings: Findings) -> None:
 
 def _check_node(name: str, runnable: object, findings: Findings) -> None:
     if isinstance(runnable, CompiledStateGraph):
-        if runnable.checkpointer is True:
-            findings.problem(
-                f"node {name!r} is a graph with its own checkpointer: keep what it remembers in fields of this graph"
-            )
         return
     if isinstance(runnable, PregelProtocol):
         findings.note(
@@ -221,11 +227,6 @@ def _check_node(name: str, runnable: object, findings: Findings) -> None:
         )
         return
     code = read_code(runnable)
-    for use in code.values(CompiledStateGraph):
-        if getattr(use.value, "checkpointer", None) is True:
-            findings.problem(
-                f"node {name!r} calls a graph with its own checkpointer: keep what it remembers in fields of this graph"
-            )
     for function in (push_message, push_ui_message, delete_ui_message):
         if any(use.value is function for use in code.uses):
             findings.problem(f"node {name!r} calls {function.__name__}: return the message")
@@ -267,12 +268,6 @@ def _note_unknown_keys(
 def task_policies(options: Mapping[str, Any]) -> list[str]:
     """The policies among the options of a `@task`, which only nodes have here."""
     return [key for key in ("retry_policy", "cache_policy", "timeout") if options.get(key)]
-
-
-def names_parent(code: NodeCode) -> bool:
-    """Return whether `Command.PARENT`, a text, is among what functions name or write."""
-    parent = Command.PARENT
-    return parent in code.constants() or any(type(use.value) is str and use.value == parent for use in code.uses)
 
 
 # --- routers

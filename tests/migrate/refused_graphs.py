@@ -71,21 +71,6 @@ def a_command_for_the_parent() -> Any:
     return of(up)
 
 
-@refused("node 'x' is a graph with its own checkpointer: keep what it remembers in fields of this graph")
-def a_subgraph_with_a_memory() -> Any:
-    return of(part(Seen(), checkpointer=True))
-
-
-@refused("node 'x' calls a graph with its own checkpointer: keep what it remembers in fields of this graph")
-def a_function_that_calls_a_graph_with_a_memory() -> Any:
-    inner = part(Seen(), checkpointer=True)
-
-    def call(state: Log) -> Any:
-        return inner.invoke(state)
-
-    return of(call)
-
-
 def field_of(annotation: Any) -> Any:
     """A graph with a field `t` of such a channel."""
     return of(nothing, typed_dict("Odd", {"t": annotation, "log": Annotated[list, operator.add]}))

@@ -459,11 +459,11 @@ def test_a_question_whose_text_has_changed_takes_the_answer_of_its_number() -> N
     assert list(thread.resume({"ask-1": "yes"}).state["log"]) == ["good", "yes"]
 
 
-def test_a_graph_that_interrupts_is_a_node_and_no_function() -> None:
+def test_a_graph_that_interrupts_may_be_a_node_or_called_by_a_function() -> None:
     inner = asking().compile()
     outer = StateGraph(Log).add_node("call", lambda state: inner.invoke({})).add_edge(START, "call")
-    error = from_langgraph(outer).compile().run({}).error
-    assert str(error) == "node 'call' calls a graph that interrupts: add that graph as a node and convert again"
+    program = from_langgraph(outer).compile(answers={"call-0": "Ada", "call-1": {"years": 36}})
+    assert program.run({}).state.to_dict() == {"log": ["Ada 36", "end"]}
     outer = StateGraph(Log).add_node("sub", inner).add_edge(START, "sub")
     program = from_langgraph(outer).compile(answers={"ask-0": "Ada", "ask-1": {"years": 36}})
     assert program.run({}).state.to_dict() == {"log": ["Ada 36", "end"]}
