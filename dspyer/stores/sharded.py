@@ -1,6 +1,6 @@
 """A store over others: of periods, servers or tenants. The name of a thread decides in which of them it lies.
 
-A thread lies in one store with all that belongs to it, so a write is one transaction there, and whoever works on a
+A thread lies in one store with all that belongs to it, so a write is one transaction there, and the work on a
 thread asks that store alone. What names no thread, such as a list of all runs, asks all of them.
 """
 

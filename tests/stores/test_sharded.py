@@ -22,7 +22,6 @@ from dspyer.stores import Memory, Sharded, Store
 from dspyer.stores.base import Change, DeletionReport, ListedRun, Point, RunQuery, RunRow, StoreAround
 from dspyer.stores.encrypted import Encrypted
 from dspyer.testing import StoreConformance, clock
-from dspyer.testing.store_samples import dump
 from tests.stores import postgres_server
 from tests.stores.kit import begin, numbers, row, snapshot
 
@@ -295,7 +294,7 @@ def test_a_thread_without_a_store_starts_no_node() -> None:
 
 def test_a_thread_and_its_copies_stay_in_one_store(tmp_path: Path) -> None:
     stores: dict[str, Store] = {label: Memory() for label in "ab"}
-    graph = program(Sharded(stores, first_letter))
+    graph = program(store := Sharded(stores, first_letter))
     t, other, file = graph.thread("a1"), graph.thread("b1"), tmp_path / "a1.jsonl"
     t.run({"do": 1})
     other.run({"do": 1})
@@ -307,11 +306,11 @@ def test_a_thread_and_its_copies_stay_in_one_store(tmp_path: Path) -> None:
         lambda: t.merge(other),
         lambda: other.merge(t),
     ]
-    before = [dump(one) for one in stores.values()]
+    before = seen(graph, store)
     for number, work in enumerate(tries):
         with pytest.raises(ThreadError, match=r"different stores. Nothing was written: .* export, and load"):
             work()
-        assert [dump(one) for one in stores.values()] == before, number
+        assert seen(graph, store) == before, number
     # What the message advises: the copy is one of its own, which no id leads to the other store.
     t.export(file)
     graph.thread("b2").load(file)
