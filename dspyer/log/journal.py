@@ -191,7 +191,11 @@ class CheckedStore(StoreAround):
             if self.check is not None and name in ("write", "write_now"):
                 self.check(args[0])
             with held_back():
-                return getattr(self.store, name)(*args, **kwargs)
+                began = clock.now()
+                found = getattr(self.store, name)(*args, **kwargs)
+                if name in ("write", "write_now") and found is not False:
+                    clock.report_time("write.time", self.store, began)
+                return found
         except DspyerError:
             self.heads.forget()
             raise
