@@ -175,7 +175,7 @@ class ServerConnections:
                         f"all {held} connections have been in use for {PATIENCE:g} s{self._refusal}: "
                         "nothing was done. Allow more with Postgres(address, connections=...) or max_connections"
                     )
-                has_waited, self._waiting = True, self._waiting + 1
+                has_waited, self._waiting, began = True, self._waiting + 1, clock.now()
                 try:
                     clock.wait(self._changed, end, "connection")
                 except BaseException:
@@ -183,6 +183,7 @@ class ServerConnections:
                     raise
                 finally:
                     self._waiting -= 1
+                    clock.report_time("pool.wait", store, began)
             self._changed.notify()
         raise StoreError("the store is closed: open it again")
 
