@@ -279,6 +279,7 @@ class ChannelKeys:
     Attributes:
         folding: the fields with a reducer.
         batched: those with a reducer of batches, which an `Overwrite(None)` resets.
+        of_last_write: those of which the last of several writes at once counts.
         channels: the keys of LangGraph that are fields.
         managed: the keys of managed values, which are no fields.
         keys: the keys of each schema, managed ones included.
@@ -288,6 +289,7 @@ class ChannelKeys:
 
     folding: frozenset[str]
     batched: frozenset[str]
+    of_last_write: frozenset[str]
     channels: tuple[str, ...]
     managed: frozenset[str]
     keys: Mapping[Any, tuple[str, ...]]
@@ -356,7 +358,7 @@ class ChannelKeys:
         for key, value in pairs:
             name = self.field(key)
             update = self._update(name, value)
-            if name not in found:
+            if name not in found or name in self.of_last_write:
                 found[name] = update
             elif name in self.folding:
                 found[name] = Updates(found[name], update)
@@ -406,14 +408,12 @@ class StateFields(ChannelKeys):
         inputs: the fields that a run may be given, none of them required.
         outputs: the fields that a run returns.
         passing: the fields that no run of a thread finds from the one before.
-        of_last_write: the fields of which the last write counts where several nodes write at once.
     """
 
     model: type[BaseModel]
     inputs: tuple[str, ...]
     outputs: tuple[str, ...]
     passing: tuple[str, ...]
-    of_last_write: tuple[str, ...]
 
 
 def langgraph_inputs(graph: Any, value: object) -> dict[str, Any]:
@@ -486,7 +486,6 @@ def state_fields(builder: Any, *, validate: bool, findings: Findings) -> StateFi
         inputs=tuple(map(ChannelKeys.field, keys.input_keys)),
         outputs=tuple(map(ChannelKeys.field, returned)),
         passing=tuple(map(ChannelKeys.field, passing)),
-        of_last_write=tuple([ChannelKeys.field(key) for key in passing if not getattr(kept[key], "guard", False)]),
     )
 
 
@@ -515,6 +514,9 @@ def _channel_keys(builder: Any) -> ChannelKeys:
     return ChannelKeys(
         folding=frozenset([name for name, channel in channels.items() if _folds(channel)]),
         batched=frozenset([name for name, channel in channels.items() if isinstance(channel, DeltaChannel)]),
+        of_last_write=frozenset(
+            [name for name, each in channels.items() if isinstance(each, AnyValue) or not getattr(each, "guard", True)]
+        ),
         channels=tuple(kept),
         managed=frozenset(builder.managed),
         keys=schemas,

@@ -361,7 +361,7 @@ class Conversion:
 
     def _merge(self) -> object:
         """The merge policy, named for all fields: a graph that is a node writes what it passes on, mostly unchanged."""
-        given, own = self.options.merge, dict.fromkeys(self.fields.of_last_write, "last_write_wins")
+        given, own = self.options.merge, dict.fromkeys(sorted(self.fields.of_last_write), "last_write_wins")
         if isinstance(given, Mapping):
             # A policy for some fields leaves the others as they would be without it.
             return {"**": "raise", **own, **given}
