@@ -70,6 +70,9 @@ def from_langgraph(
     - While a question is open, the state shows what is committed; nodes beside the one that asks join after the answer.
     - A node that asks runs again from its start at each answer, with its model calls, as in LangGraph. If it asks from
       several threads, an answer goes to the question with its text; one with another text is asked anew.
+    - A graph that LangGraph's engine runs whole begins anew if it fails, but after the last answer. If it asks or has
+      `checkpointer=True`, what it holds must be data, of classes that its fields name. What it adds to a list is
+      doubled, as in LangGraph.
     - A `RetryPolicy` repeats its node alone: if a router raises, the run fails. Decide in a node where it may fail.
     - A client, a `SecretStr` or another object that is no data is an error in the state: pass it as `context`. So is
       a `deque`: use a list. A `Counter`, an `OrderedDict` or a `defaultdict` reaches nodes and reducers where the
@@ -91,7 +94,7 @@ def from_langgraph(
         graph: a `StateGraph`, or what its `compile()` returned.
         nodes: by the name of a node, a module, graph or function that takes its place, or the options of
             `Graph.add_node` for it, such as `{"node": chat, "modules": {"predict": module}}`. In all options, the node
-            `inner` of a graph that is node `outer` has the name `outer.inner`. The new node keeps the timeout, and the
+            `inner` of a graph that is node `outer` has the name `outer.inner`; a graph that runs whole has none. The new node keeps the timeout, and the
             attempts and pauses of a `RetryPolicy`, whose default becomes that of `Retry`: no error that the LM has
             retried. An `error_handler` and a `CachePolicy` are left out, with a note in the log: write
             `add_error_edge(...)`, and `cache=` among the options. For labelled demonstrations, the examples also need
