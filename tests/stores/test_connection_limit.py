@@ -24,6 +24,7 @@ from dspyer.errors import StoreError
 from dspyer.stores.postgres import Postgres, split_address, with_schema
 from dspyer.testing import FakeClock, clock
 from dspyer.testing.store_samples import append, begin, rows
+from tests.runtime.traces import metering
 
 LONG = 20.0  # seconds after which a test gives up
 
@@ -175,9 +176,11 @@ def test_async_runs_wait(server: Server, limit: int) -> None:
     with Postgres(server.address()) as store:
         store.threads()
         server.allow(limit)
-        assert [(run.status, run.state["y"]) for run in asyncio.run(runs(store))] == [
-            ("completed", i) for i in range(32)
-        ]
+        with metering() as meter:
+            found = asyncio.run(runs(store))
+            waited = {name: value for name, _, value in meter.points()}["store.pool.wait"]
+        assert waited > 0
+        assert [(run.status, run.state["y"]) for run in found] == [("completed", i) for i in range(32)]
 
 
 def test_the_servers_error_is_raised_in_the_end(
