@@ -63,7 +63,7 @@ class NodeCode(NamedTuple):
         return {name for fn in self.functions for code in code_objects(fn.__code__) for name in code.co_names}
 
     def raises(self, error: str) -> bool:
-        """Whether the source of a function raises an error of a class."""
+        """Return whether the source of a function raises an error of a class."""
         sources = filter(None, map(function_source, self.functions))
         found = [ast.unparse(node) for source in sources for node in ast.walk(source) if isinstance(node, ast.Raise)]
         return any(error in text for text in found)
