@@ -15,7 +15,6 @@ from dspyer import END, START, CompiledGraph, Context, Graph
 from dspyer.errors import ConcurrentRunError
 from dspyer.stores.base import Change, Store
 from dspyer.stores.postgres import Postgres
-from dspyer.testing.store_samples import BLOB
 from tests.rows import each
 from tests.stores.postgres_server import split_schema
 from tests.stores.proxy import AFTER, BEFORE, LATE, Proxy, proxy
@@ -51,7 +50,7 @@ class Desk:
     def program(self, store: Store, who: str = "") -> CompiledGraph:
         def read(number: int) -> dict[str, Any]:
             self._called("read")
-            return {"text": f"{number} {BLOB}"}  # lies beside its row: a transaction, ended by a COMMIT
+            return {"text": f"{number} " * 50_000}  # lies beside its row: a transaction, ended by a COMMIT
 
         def pay(ctx: Context) -> dict[str, Any]:
             def transfer(key: str) -> str:
