@@ -528,6 +528,7 @@ class PostgresSession(SQLSession):
     """Executes statements with a connection. `{s}` in them is the name of the schema, `?` a value in binary form."""
 
     lease = "extract(epoch FROM lease_until - clock_timestamp())::float8"
+    ago = "now() - make_interval(secs => least(?, 1e10))"  # now(): read once, not for each row
     options = MappingProxyType({"binary": True})
 
     def __init__(self, connection: Connection, schema: str) -> None:

@@ -256,6 +256,11 @@ class SQLSession(ABC):
         """The time from which `lease` counts."""
         return 0.0
 
+    @property
+    def ago(self) -> str:
+        """The expression for the time that is as many seconds ago as its value says, as `lease_until` has it."""
+        return f"{self.now!r} - ?"
+
     @abstractmethod
     def text(self, statement: str) -> str:
         """A statement as the driver takes it."""
@@ -354,7 +359,7 @@ class SQLStore(Store):
 
     def threads(self, after: str = "", limit: int | None = None, idle: float | None = None) -> list[str]:
         def work(session: SQLSession) -> list[str]:
-            term, until = ("", ()) if idle is None else (f" AND {session.lease} <= ?", (session.now - idle,))
+            term, until = ("", ()) if idle is None else (f" AND lease_until <= {session.ago}", (idle,))
             statement = f"SELECT name FROM {{s}}.thread WHERE name > ?{term} ORDER BY name LIMIT ?"
             found = session(statement, (session.encode_name(after), *until, MAX_SEQ if limit is None else limit))
             return [session.decode_name(name) for (name,) in found]
