@@ -94,11 +94,11 @@ def from_langgraph(
         graph: a `StateGraph`, or what its `compile()` returned.
         nodes: by the name of a node, a module, graph or function that takes its place, or the options of
             `Graph.add_node` for it, such as `{"node": chat, "modules": {"predict": module}}`. In all options, the node
-            `inner` of a graph that is node `outer` has the name `outer.inner`; a graph that runs whole has none. The new node keeps the timeout, and the
-            attempts and pauses of a `RetryPolicy`, whose default becomes that of `Retry`: no error that the LM has
-            retried. An `error_handler` and a `CachePolicy` are left out, with a note in the log: write
-            `add_error_edge(...)`, and `cache=` among the options. For labelled demonstrations, the examples also need
-            the inputs of a predictor that a function calls.
+            `inner` of a graph that is node `outer` has the name `outer.inner`; a graph that runs whole has none. The
+            new node keeps the timeout, and the attempts and pauses of a `RetryPolicy`, whose default becomes that of
+            `Retry`: no error that the LM has retried. An `error_handler` and a `CachePolicy` are left out, with a note
+            in the log: write `add_error_edge(...)`, and `cache=` among the options. For labelled demonstrations, the
+            examples also need the inputs of a predictor that a function calls.
         routes: by the name of a node, the nodes to which its routers may lead, where their code does not say it.
         goto: by the name of a node, the nodes to which a `Command` of it may lead, where its code does not say it.
         context: what nodes find as `runtime.context`. A run may be given its own, as a resource of the graph's
