@@ -75,7 +75,7 @@ def kill_some(made: Fleet, kills: int, runs: int) -> None:
     """Kills workers at calls that are spread over the runs, and starts others."""
     chance = random.Random(0)
     for number in range(kills):
-        made.wait_for(lambda calls=NODES * runs * number // (kills + 2) + 20: len(made.setting.notes.all()) >= calls)
+        made.wait_for(lambda calls=NODES * runs * number // (kills + 2) + 20: len(made.calls()) >= calls)
         made.kill(chance.choice(made.workers))
         made.start()
 
@@ -88,7 +88,7 @@ def row(load: Load, made: Fleet, names: list[str], begun: float) -> str:
             raise RuntimeError(f"{name}: {[commit.node for commit in commits]}")
         ends[name] = commits[-1].ended
         nodes += len(commits) - 1
-    calls = Counter(note.thread for note in made.setting.notes.all() if note.what not in ("transfer", "abort"))
+    calls = Counter(note.thread for note in made.calls() if note.what != "transfer")
     calls.pop("first")
     latencies = sorted(end - begun for end in ends.values())
     jobs = list(made.queue.job_manager.list_jobs(task="fleet_tasks.advance"))

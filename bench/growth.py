@@ -52,6 +52,17 @@ class Growth:
 DELETED = 20
 
 
+def deleting_at_once(size: int) -> float:
+    """Deletes so many threads in one call, as `program.delete` does; the seconds of one of them."""
+    with TemporaryDirectory() as folder, _sqlite(Path(folder), size) as store:
+        names = [f"t{number}" for number in range(size)]
+        for number, name in enumerate(names):
+            store.write(begin(name, f"r{number}", 2))
+        start = perf_counter()
+        store.delete(names)
+        return (perf_counter() - start) / size
+
+
 def deleting(make: Callable[[Path, int], Store]) -> Callable[[int], float]:
     """Deletes single threads of many, as `Thread.delete` does."""
 
@@ -216,6 +227,7 @@ ROWS: list[Growth] = [
     ),
     Growth("delete one of N threads, in memory", (100, 1_000, 10_000), deleting(lambda *_: Memory()), 3),
     Growth("delete one of N threads, in SQLite", (100, 1_000, 10_000), deleting(_sqlite), 3),
+    Growth("delete N threads at once, in SQLite, each", (50, 500, 5_000), deleting_at_once, 1.5),
     # The goal in time: 150 µs at the largest size.
     Growth("what is due among N waiting threads, each", (100, 1_000, 10_000), listing_what_is_due, 3),
     Growth("begin a thread in Memory(max_threads=N)", (100, 1_000, 10_000), evicting, 3),
@@ -242,6 +254,7 @@ THREADS = [
     ),
     Growth("a run of a thread that has had N", MANY, after_runs("", again), 3),
     Growth("t.at(...) of a thread that has had N runs", MANY, after_runs("", lambda t, n: t.at(n))),
+    Growth("t.usage of a thread that has had N runs", MANY, after_runs("", lambda t, _: t.usage), 2),
     *[Growth(f"a run with a view ({v}) of a thread that has had N", MANY, after_runs(v, again), 3) for v in VIEWS],
 ]
 

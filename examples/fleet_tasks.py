@@ -1,6 +1,6 @@
-"""What each process of a fleet imports: the program, the queue, and what a worker does with a job.
+"""What each process of a fleet with Procrastinate imports: the program, the queue, and what a worker does with a job.
 
-`fleet.py` runs it, and docs/guides/batches.md explains it.
+`fleet.py` runs it, and docs/guides/fleet.md explains it.
 
 python -m procrastinate --app=fleet_tasks.app schema --apply          # once: the tables of the queue
 python -m procrastinate --app=fleet_tasks.app worker --concurrency=4  # a worker: as many as you like, on any machine
@@ -8,86 +8,20 @@ python -m procrastinate --app=fleet_tasks.app worker --concurrency=4  # a worker
 
 from __future__ import annotations
 
-import os
-import time
+# --8<-- [start:queue]
 from asyncio import CancelledError
-from pathlib import Path
 from typing import Any
 
-import dspy
-from model import language_model
 from procrastinate import App, PsycopgConnector, RetryStrategy
-from pydantic import BaseModel
-from triage import Classify
+from refunds import DATABASE, refunds
 
-from dspyer import END, START, CompiledGraph, Context, Graph, Run, errors
+from dspyer import Run, errors
 
-DATABASE = os.environ.get("DATABASE_URL", "postgresql://localhost/desk")
-BANK = Path("bank.txt")  # stands for a bank: a line for each request that reached it
-
-
-# --- the program
-
-
-class Refund(BaseModel):
-    """A customer wants money back."""
-
-    text: str
-    amount: float
-    category: str | None = None
-    covered: bool | None = None
-    approved: bool | None = None
-    receipt: str | None = None
-
-
-def verify(amount: float) -> dict[str, Any]:
-    """Ask the bank, which takes a while."""
-    tell_the_bank(f"verify {amount:.2f} by process {os.getpid()}")
-    time.sleep(0.2)
-    return {"covered": True}
-
-
-def pay(amount: float, ctx: Context) -> dict[str, Any]:
-    """Pay once: the receipt is stored before the node goes on, and the bank gets the same key from every attempt."""
-
-    def transfer(key: str) -> str:
-        tell_the_bank(f"transfer {amount:.2f} key {key}")
-        return f"receipt {key[:8]}"
-
-    return {"receipt": ctx.once("pay", transfer)}
-
-
-def tell_the_bank(line: str) -> None:
-    with BANK.open("a", encoding="utf-8") as file:
-        file.write(f"{line}\n")
-
-
-def refunds() -> CompiledGraph:
-    """The graph: classify and verify a request, ask a person above 50 USD, pay."""
-    graph = Graph(Refund, inputs=["text", "amount"])
-    graph.add_node("classify", dspy.Predict(Classify))
-    graph.add_node("verify", verify, writes=["covered"])
-    graph.add_interrupt("approve", question="Pay back {amount} USD?", answer=bool, into="approved")
-    graph.add_node("pay", pay, writes=["receipt"])
-    graph.add_path(START, "classify", "verify")
-    graph.add_conditional_edges(
-        "verify", lambda amount: "approve" if amount > 50 else "pay", {"approve": "approve", "pay": "pay"}
-    )
-    graph.add_conditional_edges("approve", "approved", {True: "pay", False: END})
-    graph.add_edge("pay", END)
-    return graph.compile(store=DATABASE)
-
-
-dspy.configure(lm=language_model())
 program = refunds()
-
-
-# --- the queue
-
-# --8<-- [start:queue]
 app = App(connector=PsycopgConnector(conninfo=DATABASE))
 TRIED_AGAIN = {
     errors.ConcurrentRunError,  # another worker has the thread
+    errors.ChangedGraphError,  # an old worker ends the run
     errors.StoreError,
     ConnectionError,
     CancelledError,

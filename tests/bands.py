@@ -68,7 +68,7 @@ NOT_YET: dict[str, str] = {
         "Steps apart_from_earlier append_to_trace execute_attempt layers_around step_count take_steps"
     ),
     "optimize.gold_run": "original_id",
-    "runtime.drivers": "OPENTELEMETRY UNTRACED continued_trace span_layers",
+    "runtime.drivers": "tracing",
     "search.search_graph": "is_record is_value_class name_map named_classes",
     "search.trial": (
         "Item MISSING MapOptions Within build_module each_update fits function_finder in_rollout resets results_of "
@@ -86,5 +86,7 @@ NOT_YET: dict[str, str] = {
         "build_node check_resources check_send condensed executing_here first_of given giving node_options "
         "plain_patch resources_of signature_of"
     ),
+    "tracing": "clock",
+    "tracing.metrics": "Subscriber subscribing",
     "tracing.spans": "FIRST StoredTrace redacted subscribing",
 }

@@ -20,6 +20,7 @@ from types import ModuleType
 import dspy
 import pytest
 from opentelemetry import trace
+from opentelemetry.metrics import _internal as meters
 from opentelemetry.util._once import Once
 
 from tests.pages import FENCE, PAGES, ROOT, blocks, name_of
@@ -48,12 +49,14 @@ def tidy(output: str) -> str:
 
 @pytest.fixture
 def settings() -> Iterator[None]:
-    """Puts DSPy's settings back afterwards, and OpenTelemetry's: a program sets its tracer provider once."""
+    """Puts DSPy's settings back afterwards, and OpenTelemetry's: a program sets each provider once."""
     yield
     dspy.configure(lm=None, adapter=None, callbacks=[])
-    if trace._TRACER_PROVIDER is not None:
-        trace._TRACER_PROVIDER.shutdown()  # type: ignore[attr-defined]  # of the SDK
-        trace._TRACER_PROVIDER, trace._TRACER_PROVIDER_SET_ONCE = None, Once()
+    for module, name in ((trace, "_TRACER_PROVIDER"), (meters, "_METER_PROVIDER")):
+        if (provider := getattr(module, name)) is not None:
+            provider.shutdown()
+            setattr(module, name, None)
+            setattr(module, f"{name}_SET_ONCE", Once())
 
 
 @pytest.fixture

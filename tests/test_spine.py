@@ -53,14 +53,14 @@ def traced() -> list[tuple[str, str]]:
 
     for _ in range(2):
         program(text="hey")
-    before, tracing = sys.getprofile(), sys.modules.pop("opentelemetry.trace", None)  # a program that does not trace
+    before, tracing = sys.getprofile(), sys.modules.pop("opentelemetry.context", None)  # a program that does not trace
     sys.setprofile(see)
     try:
         program(text="hey")
     finally:
         sys.setprofile(before)
         if tracing is not None:
-            sys.modules["opentelemetry.trace"] = tracing
+            sys.modules["opentelemetry.context"] = tracing
     return found
 
 

@@ -80,6 +80,7 @@ REAL_PROCESSES: dict[str, str] = {
     "cli/test_streams.py": "streams that are closed, full or of another locale, from the start of a process on",
     "cli/test_terminal.py": "a real terminal",
     "faults.py": "it runs the tests of a changed copy",
+    "fleet/celery_fleet.py": "it starts Redis",
     "inspector/test_page_files.py": "it runs Node",
     "serve/test_agui_in_node.py": "it runs Node",
     "stores/postgres_server.py": "it starts the server",

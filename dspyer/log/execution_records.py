@@ -479,6 +479,7 @@ class ExecutionRecords:
         totals_before: what the runs of the thread before this one have used.
         begun: the executions inside of which earlier processes have committed.
         resumes: how often the run was resumed since its last rerun.
+        took_over: whether the run has replaced another owner of its thread.
         journal: writes the rows of the run; None for a run that is not stored.
         fetch_and_decode: the functions that read contents of its rows: one loads blobs, one decodes values.
     """
@@ -502,6 +503,7 @@ class ExecutionRecords:
     totals_before: Mapping[str, Any] = field(default_factory=dict)
     begun: set[str] = field(default_factory=set)
     resumes: int = 0
+    took_over: bool = False
     trace: StoredTrace | None = None
     journal: Journal | None = None
     fetch_and_decode: tuple[Fetch, DecodeValue] = (lambda _: {}, encoding.decode)  # a run that is not stored has none
@@ -577,6 +579,11 @@ class ExecutionRecords:
         place = RecordKey("", key)  # of no execution: that of the node which reads it has not begun
         self.effects[place] = freeze(with_valid_text([*thaw(self.added(key)), value]))
         return EffectRow(*place, self.effects[place]).row()
+
+    def keep(self, place: RecordKey, value: Any) -> None:
+        """Record a value as an effect is, in the write of the question that its attempt asks next."""
+        self.effects[place] = freeze(value)
+        self._unwritten.append(EffectRow(*place, self.effects[place]).row())
 
     def added(self, key: str) -> Sequence[Any]:
         """Return the values that were added under a key of the run."""

@@ -60,6 +60,7 @@ from dspyer.migrate.internals import (
     private_attributes,
     rebuilt_dict,
 )
+from dspyer.migrate.nested_graphs import CHECKPOINTS
 from dspyer.migrate.unsupported import Findings, graph_problem
 from dspyer.nodes.callables import mentions
 from dspyer.reducers import BUILT_IN, Reducer
@@ -278,6 +279,7 @@ class ChannelKeys:
     Attributes:
         folding: the fields with a reducer.
         batched: those with a reducer of batches, which an `Overwrite(None)` resets.
+        of_last_write: those of which the last of several writes at once counts.
         channels: the keys of LangGraph that are fields.
         managed: the keys of managed values, which are no fields.
         keys: the keys of each schema, managed ones included.
@@ -287,6 +289,7 @@ class ChannelKeys:
 
     folding: frozenset[str]
     batched: frozenset[str]
+    of_last_write: frozenset[str]
     channels: tuple[str, ...]
     managed: frozenset[str]
     keys: Mapping[Any, tuple[str, ...]]
@@ -355,7 +358,7 @@ class ChannelKeys:
         for key, value in pairs:
             name = self.field(key)
             update = self._update(name, value)
-            if name not in found:
+            if name not in found or name in self.of_last_write:
                 found[name] = update
             elif name in self.folding:
                 found[name] = Updates(found[name], update)
@@ -404,15 +407,13 @@ class StateFields(ChannelKeys):
         model: the schema, for `Graph(model)`.
         inputs: the fields that a run may be given, none of them required.
         outputs: the fields that a run returns.
-        keep: the fields that last over the runs of a thread, or `"all"`.
-        of_last_write: the fields of which the last write counts where several nodes write at once.
+        passing: the fields that no run of a thread finds from the one before.
     """
 
     model: type[BaseModel]
     inputs: tuple[str, ...]
     outputs: tuple[str, ...]
-    keep: tuple[str, ...] | Literal["all"]
-    of_last_write: tuple[str, ...]
+    passing: tuple[str, ...]
 
 
 def langgraph_inputs(graph: Any, value: object) -> dict[str, Any]:
@@ -484,8 +485,20 @@ def state_fields(builder: Any, *, validate: bool, findings: Findings) -> StateFi
         model=_model(builder.state_schema, definitions),
         inputs=tuple(map(ChannelKeys.field, keys.input_keys)),
         outputs=tuple(map(ChannelKeys.field, returned)),
-        keep=tuple([ChannelKeys.field(key) for key in kept if key not in passing]) if passing else "all",
-        of_last_write=tuple([ChannelKeys.field(key) for key in passing if not getattr(kept[key], "guard", False)]),
+        passing=tuple(map(ChannelKeys.field, passing)),
+    )
+
+
+def with_checkpoints(fields: StateFields, inside: bool, findings: Findings) -> StateFields:
+    """Return the fields with that of the checkpoints; a graph `inside` of another one gets and returns it."""
+    if CHECKPOINTS in fields.model.model_fields:
+        findings.problem(f"field {CHECKPOINTS!r} is the one that keeps checkpoints of graphs inside: rename it")
+    added: Any = {CHECKPOINTS: (Annotated[dict[str, bytes], reducers.update], {})}
+    return dataclasses.replace(
+        fields,
+        model=create_model(fields.model.__name__, __base__=fields.model, **added),
+        inputs=(*fields.inputs, CHECKPOINTS) if inside else fields.inputs,
+        outputs=(*fields.outputs, CHECKPOINTS) if inside else fields.outputs,
     )
 
 
@@ -499,6 +512,9 @@ def _channel_keys(builder: Any) -> ChannelKeys:
     return ChannelKeys(
         folding=frozenset([name for name, channel in channels.items() if _folds(channel)]),
         batched=frozenset([name for name, channel in channels.items() if isinstance(channel, DeltaChannel)]),
+        of_last_write=frozenset(
+            [name for name, each in channels.items() if isinstance(each, AnyValue) or not getattr(each, "guard", True)]
+        ),
         channels=tuple(kept),
         managed=frozenset(builder.managed),
         keys=schemas,

@@ -7,6 +7,7 @@ import warnings
 from collections.abc import Callable, Mapping, Sequence
 from copy import copy
 from dataclasses import dataclass, field, is_dataclass, replace
+from functools import cached_property
 from typing import Any, Literal
 
 import dspy
@@ -17,8 +18,8 @@ from pydantic import BaseModel, ValidationError
 from dspyer import Breakpoints, Graph
 from dspyer.errors import GraphError, list_names
 from dspyer.graph.spec import NEEDED
-from dspyer.migrate.channels import state_fields, stored_classes
-from dspyer.migrate.code_reading import sync_form
+from dspyer.migrate.channels import state_fields, stored_classes, with_checkpoints
+from dspyer.migrate.code_reading import read_code, sync_form
 from dspyer.migrate.converted_node import (
     AsyncConvertedNode,
     ConvertedBranch,
@@ -33,8 +34,9 @@ from dspyer.migrate.converted_node import (
     usable_name,
 )
 from dspyer.migrate.graph_edges import GraphEdges, note_what_is_left_out
-from dspyer.migrate.internals import DEFAULT_ERROR_HANDLER, data_channels, only_async
+from dspyer.migrate.internals import DEFAULT_ERROR_HANDLER, AllowedTypes, data_channels, only_async
 from dspyer.migrate.langgraph_report import LangGraphReport, make_report, replaced_text
+from dspyer.migrate.nested_graphs import CHECKPOINTS, allowed_in, has_memory, why_whole
 from dspyer.migrate.unsupported import Findings, FoundNode, check_graph, check_names, graph_problem
 from dspyer.scheduler import topology
 from dspyer.schema.fields import refusal_text
@@ -233,6 +235,8 @@ class Conversion:
         self.findings.nodes += [self._found(name) for name in self.edges.reached]
         self._check()
         self.fields = state_fields(self.builder, validate=self.options.validate, findings=self.findings)
+        if has_memory(self.builder):
+            self.fields = with_checkpoints(self.fields, bool(self.path), self.findings)
         if self.findings.problems:
             # A user mends all problems at once, and not one graph after the other.
             self._check_inner_graphs()
@@ -335,12 +339,14 @@ class Conversion:
     def _kind(self, name: str) -> Kind:
         if name in self.options.nodes:
             return "replaced"
-        return "graph" if isinstance(self.builder.nodes[name].runnable, CompiledStateGraph) else "code"
+        runnable = self.builder.nodes[name].runnable
+        return "graph" if isinstance(runnable, CompiledStateGraph) and not why_whole(runnable) else "code"
 
     # --- what is made of them
 
     def _empty_graph(self) -> Graph:
-        name = getattr(self.given, "name", None)
+        name, passing = getattr(self.given, "name", None), self.fields.passing
+        lasting = [field for field in self.fields.model.model_fields if field not in passing]
         return Graph(
             self.fields.model,
             name=name if name and name != "LangGraph" else None,
@@ -348,12 +354,13 @@ class Conversion:
             required=NEEDED,  # LangGraph requires none: what nodes= brings cannot do without
             outputs=self.fields.outputs,
             merge=self._merge(),
-            keep=self.fields.keep,  # as with a checkpointer: what a run leaves in a channel, the next one finds there
+            # As with a checkpointer: what a run leaves in other channels, the next one finds there.
+            keep=lasting if passing else "all",
         )
 
     def _merge(self) -> object:
         """The merge policy, named for all fields: a graph that is a node writes what it passes on, mostly unchanged."""
-        given, own = self.options.merge, dict.fromkeys(self.fields.of_last_write, "last_write_wins")
+        given, own = self.options.merge, dict.fromkeys(sorted(self.fields.of_last_write), "last_write_wins")
         if isinstance(given, Mapping):
             # A policy for some fields leaves the others as they would be without it.
             return {"**": "raise", **own, **given}
@@ -373,9 +380,21 @@ class Conversion:
             case "code":
                 node = self._node(name)
                 options["node"] = node
+                self._note_whole(name)
                 if node.handler is not None:  # it takes every error after which there is no other attempt
                     options |= {"retry": node.retry, "timeout": None}
         return options
+
+    def _note_whole(self, name: str) -> None:
+        """Note a graph that LangGraph's engine runs inside of a node."""
+        runnable = self.builder.nodes[name].runnable
+        if isinstance(runnable, CompiledStateGraph):
+            text = f"is a graph that LangGraph's engine runs whole, since {why_whole(runnable)}"
+        elif read_code(runnable).values(CompiledStateGraph):
+            text = "calls a graph, which LangGraph's engine runs whole"
+        else:
+            return
+        self.findings.note(f"node {self.path + name!r} {text}: it is one commit, and nothing in it is tuned")
 
     def _policies(self, name: str) -> dict[str, Any]:
         """The policies of a node that `Graph.add_node` takes."""
@@ -400,7 +419,7 @@ class Conversion:
         inner = conversion.run()
         if inner is None:
             return {"node": None}
-        seen = {self.fields.field(key) for key in self.fields.keys[spec.input_schema]}
+        seen = {CHECKPOINTS, *map(self.fields.field, self.fields.keys[spec.input_schema])}
         return {
             "node": inner.compile(max_steps=(spec.runnable.config or {}).get("recursion_limit")),
             "reads": [field for field in conversion.fields.inputs if field in seen],
@@ -434,8 +453,11 @@ class Conversion:
             leads_to=NamedTargets(
                 frozenset([*self.edges.commanded(name), *self._followed(name)]), f"goto={{{self.path + name!r}: [...]}}"
             ),
-            extra=self.options.extra,
+            # LangGraph drops what a graph returns beside the fields of the graph around it.
+            extra="drop" if isinstance(spec.runnable, CompiledStateGraph) else self.options.extra,
             surroundings=self._surroundings,
+            place=f"{self.path.replace('.', '|')}{name}",
+            allowed=self._allowed,
         )
         if handler is None:
             return node
@@ -444,9 +466,14 @@ class Conversion:
             name=f"{node.name}_error_handler",
             label=self.edges.handler(name),
             runnable=handler.runnable,
+            place=f"{node.place}_error_handler",
         )  # its input_schema is that of the node: LangGraph passes on what the node got
         seconds = timeout_of(self.path + name, spec, self.findings)
         return replace(node, handler=handling, retry=retry_of(spec.retry_policy), timeout=seconds)
+
+    @cached_property
+    def _allowed(self) -> AllowedTypes:
+        return allowed_in(self.builder)
 
     @property
     def _surroundings(self) -> Surroundings:

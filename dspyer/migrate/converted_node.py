@@ -13,6 +13,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from datetime import timedelta
 from functools import partial
+from types import MappingProxyType
 from typing import Annotated, Any, Literal, NamedTuple, TypeAlias, TypeVar
 
 from langchain_core.runnables import RunnableConfig
@@ -46,8 +47,18 @@ from dspyer.graph.spec import attribute_problems, check_name
 from dspyer.layers.attempts import accepts
 from dspyer.log.execution_records import RecordKey
 from dspyer.migrate.channels import StateFields, is_several
-from dspyer.migrate.internals import ParentCommand, Questions, managed_value, node_configurable, refused_answer, text_of
-from dspyer.migrate.unsupported import LEAVES_BY_COMMAND, OF_TASKS, Findings, task_policies
+from dspyer.migrate.internals import (
+    AllowedTypes,
+    ParentCommand,
+    Questions,
+    engine_configurable,
+    managed_value,
+    node_configurable,
+    refused_answer,
+    text_of,
+)
+from dspyer.migrate.nested_graphs import CHECKPOINTS, Checkpoints
+from dspyer.migrate.unsupported import ASKS, LEAVES_BY_COMMAND, OF_TASKS, RAISES, Findings, task_policies
 from dspyer.nodes.binding import find_resource, value_of_run
 from dspyer.nodes.node import SENT, Goto
 from dspyer.schema.fields import refusal_text
@@ -239,10 +250,12 @@ class Surroundings:
         read: Callable[..., Any],
         read_state: Callable[[], Any] | None = None,
         failed: NodeError | None = None,
+        graphs: Mapping[str, Any] = MappingProxyType({}),
     ) -> Any:
         """The `RunnableConfig` with which LangGraph calls the code of node `label`.
 
-        `read` reads channels, `read_state` the state that a `Send` has replaced; `failed` is for error handlers.
+        `read` reads channels, `read_state` the state that a `Send` has replaced; `failed` is for error handlers, and
+        `graphs` for graphs that the code calls.
         """
         given = _resource(ctx, RunnableConfig, {})
         # What the run was given comes last, so that it may name another thread or user.
@@ -266,7 +279,7 @@ class Surroundings:
             "tags": list(given.get("tags", ())),
             "metadata": {**given.get("metadata", {}), "langgraph_node": label},
             "callbacks": given.get("callbacks"),
-            "configurable": {**configurable, **private},
+            "configurable": {**configurable, **private, **graphs},
         }
 
     def managed_values(self, ctx: Context) -> dict[str, Any]:
@@ -351,7 +364,7 @@ class ConvertedRouter:
                 for target in self._route(branch, self.fields.seen(branch.input_schema, state, managed), config)
             ]
         except GraphInterrupt:
-            raise GraphError(f"{self.who} calls interrupt(): ask in a node, and route by the answer") from None
+            raise GraphError(f"{self.who} {ASKS}") from None
         finally:
             var_child_runnable_config.reset(token)
         return [*found, *self.static]
@@ -446,6 +459,8 @@ class ConvertedNode:
         retry: which failed attempts are followed by another one; None for none.
         timeout: the seconds of one attempt of an async node with an error handler, which gets the timeout too.
         handler: the error handler, which runs in place of the node once no attempt follows; None for none.
+        place: its name and those of the graphs around it, as in the namespaces of LangGraph's checkpoints.
+        allowed: the classes that checkpoints of graphs inside of it may hold.
     """
 
     name: str
@@ -462,6 +477,8 @@ class ConvertedNode:
     retry: Retry | None = None
     timeout: float | None = None
     handler: ConvertedNode | None = None
+    place: str = ""
+    allowed: AllowedTypes = frozenset()
 
     @property
     def __name__(self) -> str:
@@ -545,12 +562,22 @@ class NodeCall:
         self.who = f"node {node.name!r}"
         self.returned = False
         self.result: object = None
-        self.answers: list[object] = []
-        self.texts: list[str] = []  # of the questions
+        self.answers: list[object] = []  # to the code's own questions
+        self.texts: list[str] = []  # of these
+        self.asked: list[str | int] = []  # all questions: the ids of those of graphs, the numbers of its own
         self.tasks = TaskCalls(ctx, node.name)
+        self.checkpoints = Checkpoints(node.allowed)
+        self.checkpoints.load(state.get(CHECKPOINTS, {}))
+        self.resumes: dict[str, object] = {}  # the answers to the last questions of graphs, by id
         # Questions that were asked before are asked again first, in their order, with the texts that they had.
-        while (earlier := ctx.delegate.earlier_question(self._key)) is not None:
-            self._answer(earlier.text, answer_type(earlier.answer))
+        while True:
+            if (kept := ctx.delegate.host.records.effects.get(self._kept_at)) is not None:
+                self.checkpoints.load(thaw(kept["checkpoints"]))
+                self._answer_all(thaw(kept["questions"]))
+            elif (earlier := ctx.delegate.earlier_question(self._key)) is not None:
+                self._answer_all([[len(self.answers), earlier.text, earlier.answer]])
+            else:
+                break
 
     # --- the call
 
@@ -559,18 +586,18 @@ class NodeCall:
         """The arguments with which the code is called, in the context in which LangGraph calls it."""
         questions = Questions(self.answers, self.texts)
         self.tasks.begin()
+        place = f"{self.node.place}:{self.ctx.delegate.local_id}"
+        graphs = engine_configurable(place, self.checkpoints, bool(self.asked), self.resumes)
         read, read_state = self.node.fields.reader(self.state), self._from_edge if SENT in self.state else None
         config = self.node.surroundings.config(
-            self.node.label, self.ctx, questions, self.tasks, read, read_state, self.failed
+            self.node.label, self.ctx, questions, self.tasks, read, read_state, self.failed, graphs
         )
         token = var_child_runnable_config.set(config)
         asked: Any = None
         try:
             yield self._input(), config
         except NodeInterrupt:
-            raise GraphError(
-                f"{self.who} raises NodeInterrupt: call interrupt(value), which returns the answer"
-            ) from None
+            raise GraphError(f"{self.who} {RAISES}") from None
         except GraphInterrupt as error:
             asked = error.args[0]
         except ValidationError as error:
@@ -597,22 +624,35 @@ class NodeCall:
         return self.node.fields.seen(self.node.input_schema, self.state, managed)
 
     def _ask(self, interrupts: Sequence[Any], questions: Questions) -> None:
-        if questions.asked <= len(self.answers):
-            raise GraphError(f"{self.who} calls a graph that interrupts: add that graph as a node and convert again")
-        (asked,) = interrupts
-        self._answer(text_of(asked.value), answer_type(asked.response_schema))
+        own = questions.asked > len(self.answers)
+        asked = [[len(self.answers) if own else one.id, text_of(one.value), one.response_schema] for one in interrupts]
+        asked.sort(key=lambda one: str(one[1]))  # else by which thread of LangGraph was first
+        # A breakpoint asks nothing: any answer goes on.
+        asked = asked or [["", f"{self.node.label} has stopped at a breakpoint: go on?", None]]
+        dumped = self.checkpoints.dump()
+        if dumped != self.state.get(CHECKPOINTS, {}):  # with the question, so that a resume finds both or neither
+            kept = {"checkpoints": dumped, "questions": asked}
+            self.ctx.delegate.host.records.keep(self._kept_at, kept)
+        self._answer_all(asked)
 
-    def _answer(self, text: str, answer: Any) -> None:
-        """Keep the answer to the next question; the run waits if there is none."""
-        self.answers.append(self.ctx.interrupt(self._key, text, answer))
-        self.texts.append(text)
+    def _answer_all(self, questions: Sequence[Any]) -> None:
+        """Keep the answers to the next questions, which are asked one by one; the run waits where there is none."""
+        self.resumes = {}  # an id stands for one question of its task, and later for the next one
+        for which, text, schema in questions:
+            answer = self.ctx.interrupt(self._key, text, answer_type(schema))
+            self.asked.append(which)
+            if isinstance(which, int):
+                self.answers.append(answer)
+                self.texts.append(text)
+            elif which:
+                self.resumes[which] = answer
 
     def _refuse_answer(self, error: ValidationError) -> None:
         """Open a question again whose answer does not fit the `response_schema` of `interrupt()`."""
-        number = refused_answer(error)
-        if number is None:
+        refused = next((one for one in refused_answer(error) or () if one in self.asked), None)
+        if refused is None:
             return
-        key, attempt = f"{self.node.name}-{number}", self.ctx.delegate
+        key, attempt = f"{self.node.name}-{self.asked.index(refused)}", self.ctx.delegate
         # Before the error: a resume must find the question open.
         attempt.host.records.retract_answer(RecordKey(attempt.local_id, key))
         raise AnswerError(
@@ -623,7 +663,12 @@ class NodeCall:
     @property
     def _key(self) -> str:
         """The key of the next question."""
-        return f"{self.node.name}-{len(self.answers)}"
+        return f"{self.node.name}-{len(self.asked)}"
+
+    @property
+    def _kept_at(self) -> RecordKey:
+        """The place of what is kept with the next question."""
+        return RecordKey(self.ctx.delegate.local_id, f"{self._key}.checkpoints")
 
     # --- its result
 
@@ -656,7 +701,14 @@ class NodeCall:
                 f"({list_names(fields.model.model_fields)}): add it to the state, or drop such keys as LangGraph does, "
                 "from_langgraph(extra='drop')"
             )
-        return patch
+        known = self.state.get(CHECKPOINTS, {})
+        lasting = {ns: kept for ns, kept in self.checkpoints.dump(lasting=True).items() if known.get(ns) != kept}
+        if lasting and CHECKPOINTS not in fields.model.model_fields:
+            raise GraphError(
+                f"{self.who} calls a graph with checkpointer=True, which its code does not name, so that nothing keeps "
+                "what it remembers: make that graph outside of the function"
+            )
+        return patch | {CHECKPOINTS: lasting} if lasting else patch
 
     def _after(self, patch: Mapping[str, Any]) -> ImmutableState:
         """The state that the routers see: a `Command` takes their place in dspyer, and not in LangGraph."""

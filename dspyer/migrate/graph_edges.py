@@ -14,7 +14,8 @@ from langgraph.types import Command, Send, interrupt
 from dspyer.errors import list_names
 from dspyer.migrate.code_reading import NodeCode, Source, function_source, is_a, own_nodes, read_code, returned_values
 from dspyer.migrate.converted_node import Targets
-from dspyer.migrate.unsupported import Findings, names_parent
+from dspyer.migrate.nested_graphs import names_parent
+from dspyer.migrate.unsupported import Findings
 from dspyer.nodes.callables import used_objects
 
 # Where code goes, as far as its source says it. What is computed, or looked up in a table, may be any node: then the

@@ -13,7 +13,7 @@ import sys
 import threading
 import traceback
 from collections import Counter, OrderedDict, defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from importlib.metadata import PackageNotFoundError, version
 from types import UnionType
@@ -23,7 +23,8 @@ from langchain_core import messages
 from langchain_core.documents import Document
 from langchain_core.runnables import RunnableSequence
 from langgraph.errors import NodeError
-from langgraph.types import Command, Send
+from langgraph.graph.state import CompiledStateGraph
+from langgraph.types import Command, Interrupt, Send
 from pydantic import AfterValidator, BaseModel, BeforeValidator, PlainValidator, WrapValidator
 from typing_extensions import ReadOnly
 
@@ -57,25 +58,32 @@ try:
     from langgraph._internal._constants import (
         CONFIG_KEY_CALL,
         CONFIG_KEY_CHECKPOINT_NS,
+        CONFIG_KEY_CHECKPOINTER,
+        CONFIG_KEY_DURABILITY,
         CONFIG_KEY_NODE_ERROR,
         CONFIG_KEY_READ,
+        CONFIG_KEY_RESUME_MAP,
+        CONFIG_KEY_RESUMING,
         CONFIG_KEY_RUNTIME,
         CONFIG_KEY_SCRATCHPAD,
         CONFIG_KEY_SEND,
+        CONFIG_KEY_STREAM,
         CONFIG_KEY_TASK_ID,
         RESUME,
     )
     from langgraph._internal._runnable import RunnableCallable, RunnableSeq
     from langgraph._internal._scratchpad import PregelScratchpad
+    from langgraph._internal._serde import build_serde_allowlist
     from langgraph.channels.binop import _get_overwrite
     from langgraph.errors import ParentCommand, is_invalid_resume
     from langgraph.func import _TaskFunction as TaskFunction
     from langgraph.graph.message import _messages_delta_reducer as add_message_batches
     from langgraph.graph.state import _DEFAULT_ERROR_HANDLER_NODE as DEFAULT_ERROR_HANDLER
+    from langgraph.pregel.protocol import StreamProtocol
     from langgraph.types import interrupt
 
-    if not {"value", "idx"} <= set(interrupt.__code__.co_varnames):
-        raise ImportError("interrupt() has no variables 'value' and 'idx'")
+    if not {"value", "idx", "conf"} <= set(interrupt.__code__.co_varnames):
+        raise ImportError("interrupt() has no variables 'value', 'idx' and 'conf'")
 except ImportError as error:
     raise unknown_version(error) from error
 
@@ -83,11 +91,14 @@ CONFIG_KEY_READ_STATE = "__pregel_read_state"  # LangGraph before 1.2.24 has no 
 
 __all__ = [
     "DEFAULT_ERROR_HANDLER",
+    "AllowedTypes",
     "ParentCommand",
     "Questions",
     "RunnableCallable",
     "TaskFunction",
     "add_message_batches",
+    "allowed_types",
+    "engine_configurable",
     "managed_value",
     "node_configurable",
     "only_async",
@@ -144,15 +155,18 @@ def text_of(value: object) -> str:
         return str(value)
 
 
-def refused_answer(error: BaseException) -> int | None:
-    """The number of the question whose answer `interrupt()` has refused with this error; None for another error.
+def refused_answer(error: BaseException) -> tuple[str, int] | None:
+    """The question whose answer `interrupt()` has refused with this error: its id and its number where it was asked.
 
-    It is not that of the last question: other threads of the node may have asked since.
+    It is not the last question: other threads of the node may have asked since. None for another error.
     """
     if not is_invalid_resume(error):
         return None
     frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__) if frame.f_code is interrupt.__code__]
-    return frames[-1].f_locals["idx"] if frames else None
+    if not frames:
+        return None
+    number, place = frames[-1].f_locals["idx"], frames[-1].f_locals["conf"][CONFIG_KEY_CHECKPOINT_NS]
+    return Interrupt.from_ns(None, f"{place}|{number}" if number else place).id, number
 
 
 def node_configurable(
@@ -181,6 +195,26 @@ def node_configurable(
         CONFIG_KEY_SCRATCHPAD: scratchpad,
         **({} if failed is None else {CONFIG_KEY_NODE_ERROR: failed}),
     }
+
+
+def engine_configurable(place: str, saver: object, resumes: bool, answers: Mapping[str, object]) -> dict[str, Any]:
+    """Return what graphs find in the config if the code of a node calls them: they run in the namespace `place`.
+
+    `resumes` tells that the code is called again after a question; `answers` are by the ids of the questions.
+    """
+    return {
+        CONFIG_KEY_CHECKPOINT_NS: place,
+        CONFIG_KEY_CHECKPOINTER: saver,
+        CONFIG_KEY_DURABILITY: "sync",  # in memory: a thread in the background gains nothing
+        CONFIG_KEY_RESUMING: resumes,
+        CONFIG_KEY_RESUME_MAP: answers,
+        CONFIG_KEY_STREAM: StreamProtocol(_drop, set()),  # else the stream writer of the node would not reach them
+    }
+
+
+def _drop(chunk: object) -> None:
+    """Take what a graph streams beside that: its steps are no events of the run."""
+    del chunk
 
 
 def _scratchpad(left: int, questions: Questions) -> PregelScratchpad:
@@ -225,6 +259,8 @@ def only_async(runnable: Any) -> bool:
         return any(map(only_async, runnable.steps))
     if isinstance(runnable, RunnableCallable):
         return runnable.func is None
+    if isinstance(runnable, CompiledStateGraph):
+        return any(only_async(spec.runnable) for spec in runnable.builder.nodes.values())
     own = attributes_of(runnable)  # `with_fallbacks` looks for others in what it wraps, and may fail
     return "afunc" in own and "func" not in own
 
@@ -245,6 +281,14 @@ def register_langchain_classes() -> None:
 
 def _send_parts(send: Send) -> dict[str, Any]:
     return {"node": send.node, "arg": send.arg, "timeout": send.timeout}
+
+
+AllowedTypes = frozenset[tuple[str, ...]]
+
+
+def allowed_types(builder: Any) -> AllowedTypes:
+    """The classes that a checkpoint of a graph may hold, as LangGraph reads them from its schemas."""
+    return frozenset(build_serde_allowlist(schemas=list(builder.schemas), channels=builder.channels))
 
 
 # What the classes of LangGraph's schemas do beside naming keys: attributes that are no data, and validators.

@@ -27,11 +27,12 @@ from langgraph.graph.message import push_message
 from langgraph.graph.state import CompiledStateGraph
 from langgraph.graph.ui import delete_ui_message, push_ui_message
 from langgraph.pregel.protocol import PregelProtocol
-from langgraph.types import Command
+from langgraph.types import interrupt
 
 from dspyer.errors import list_names, suggestion
-from dspyer.migrate.code_reading import NodeCode, StateKeys, has_sync_form, read_code, read_keys
+from dspyer.migrate.code_reading import StateKeys, has_sync_form, read_code, read_keys
 from dspyer.migrate.internals import TaskFunction, data_channels
+from dspyer.migrate.nested_graphs import names_parent, why_whole
 from dspyer.schema.fields import RESERVED
 
 # What a conversion finds: the problems that refuse a graph, and the notes on what was inferred.
@@ -95,6 +96,8 @@ class Findings:
             self.notes.append(text)
 
 
+ASKS: Final = "calls interrupt(): ask in a node, and route by the answer"
+RAISES: Final = "raises NodeInterrupt: call interrupt(value), which returns the answer"
 OF_TASKS: Final = "make it a node with that policy, or call a plain function"
 LEAVES_BY_COMMAND: Final = (
     "return the value and route in the parent graph, or let a function that is the node call this graph"
@@ -170,10 +173,20 @@ def check_names(
 ) -> None:
     """Add a problem for each name in the options of a conversion that is no node."""
     known = {START, *builder.nodes}
-    graphs = tuple(f"{name}." for name, spec in builder.nodes.items() if isinstance(spec.runnable, CompiledStateGraph))
+    graphs = {
+        name: spec.runnable for name, spec in builder.nodes.items() if isinstance(spec.runnable, CompiledStateGraph)
+    }
     for option, given in {"nodes": nodes, "routes": routes, "goto": goto}.items():
         for name in given:
-            if name in known or name.startswith(graphs):
+            if name in known:
+                continue
+            around = next((graph for graph in graphs if name.startswith(f"{graph}.")), None)
+            if around is not None:
+                if why := why_whole(graphs[around]):
+                    findings.problem(
+                        f"{option}= names {path + name!r}, and {path + around!r} runs whole, by LangGraph's engine: "
+                        f"{why}; replace the whole node"
+                    )
                 continue
             findings.problem(
                 f"{option}= names {path + name!r}: the graph has no such node ({list_names(builder.nodes)})."
@@ -210,10 +223,6 @@ def _check_field_name(name: str, inside: str, findings: Findings) -> None:
 
 def _check_node(name: str, runnable: object, findings: Findings) -> None:
     if isinstance(runnable, CompiledStateGraph):
-        if runnable.checkpointer is True:
-            findings.problem(
-                f"node {name!r} is a graph with its own checkpointer: keep what it remembers in fields of this graph"
-            )
         return
     if isinstance(runnable, PregelProtocol):
         findings.note(
@@ -221,11 +230,6 @@ def _check_node(name: str, runnable: object, findings: Findings) -> None:
         )
         return
     code = read_code(runnable)
-    for use in code.values(CompiledStateGraph):
-        if getattr(use.value, "checkpointer", None) is True:
-            findings.problem(
-                f"node {name!r} calls a graph with its own checkpointer: keep what it remembers in fields of this graph"
-            )
     for function in (push_message, push_ui_message, delete_ui_message):
         if any(use.value is function for use in code.uses):
             findings.problem(f"node {name!r} calls {function.__name__}: return the message")
@@ -236,6 +240,8 @@ def _check_node(name: str, runnable: object, findings: Findings) -> None:
             )
     if names_parent(code):
         findings.problem(f"node {name!r} returns Command(graph=Command.PARENT): {LEAVES_BY_COMMAND}")
+    if code.raises("NodeInterrupt"):
+        findings.problem(f"node {name!r} {RAISES}")
     for use in code.values(TaskFunction):
         policies = task_policies(vars(use.value))
         if policies:
@@ -269,18 +275,14 @@ def task_policies(options: Mapping[str, Any]) -> list[str]:
     return [key for key in ("retry_policy", "cache_policy", "timeout") if options.get(key)]
 
 
-def names_parent(code: NodeCode) -> bool:
-    """Return whether `Command.PARENT`, a text, is among what functions name or write."""
-    parent = Command.PARENT
-    return parent in code.constants() or any(type(use.value) is str and use.value == parent for use in code.uses)
-
-
 # --- routers
 
 
 def _check_router(who: str, branch: Any, findings: Findings) -> None:
     if not has_sync_form(branch.path):
         findings.problem(f"{who} is async: a router is a plain function; await in a node, and route by what it wrote")
+    if any(use.value is interrupt for use in read_code(branch.path).uses):
+        findings.problem(f"{who} {ASKS}")
 
 
 def _check_router_keys(

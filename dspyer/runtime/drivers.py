@@ -29,6 +29,7 @@ from typing import Any, NoReturn
 import anyio
 import dspy
 
+from dspyer import tracing
 from dspyer.errors import DspyerError, InputError, Interrupt, Interrupted, RunStoppedError, is_lost_work
 from dspyer.events import Asked
 from dspyer.executors import ExecutorCall, lost
@@ -66,7 +67,6 @@ from dspyer.runtime.session import Session, lm_watchers
 from dspyer.scheduler.schedule import Execution, start
 from dspyer.scheduler.topology import Topology
 from dspyer.state import ImmutableState
-from dspyer.tracing.spans import OPENTELEMETRY, UNTRACED, continued_trace, span_layers
 from dspyer.values.freezing import same
 from dspyer.values.frozen import thaw
 from dspyer.waiting import cancellation_count, gives_up
@@ -386,7 +386,7 @@ def _as_asked(program: Any, inputs: Mapping[str, Any], request: Request) -> Iter
     check_inputs_by_name(graph, inputs)
     with dspy.context(**{REQUEST: request}), request.recording(graph) as recorder:
         try:
-            with continued_trace(request) if OPENTELEMETRY in sys.modules else UNTRACED:
+            with tracing.continued_trace(request) if tracing.OPENTELEMETRY in sys.modules else _NOTHING_AROUND:
                 yield recorder
         except asyncio.CancelledError:
             if outcome.ended is not None:
@@ -435,8 +435,8 @@ def _open(program: Any, request: Request, inputs: Mapping[str, Any]) -> Session:
     graph: GraphSpec = vars(program)["_graph"]
     run_start = request.run_start or _run_start(graph, request, inputs)
     layers = (*request.options.layers, *request.limits(graph))
-    if request.inside is None and OPENTELEMETRY in sys.modules:
-        layers = (*layers, *span_layers())
+    if tracing.OPENTELEMETRY in sys.modules:
+        layers = (*layers, *tracing.layers_of_call(request.inside))
     return _session(program, request, run_start, layers)
 
 

@@ -166,8 +166,8 @@ class Join:
         if self.schema.reducer(field) is None:
             value = right.raw(field, DELETE)
             if left_last is not None:
-                # A branch that has only reset a transient field has written nothing, as if it had begun without.
-                base = DELETE if field in self.schema.transient else self._base_value(field, bit)
+                transient = self.schema.transient  # a branch that has only reset one has written nothing
+                base = transient[field] if field in transient else self._base_value(field, bit)
                 find = self._writers(left_last, writes, bit)
                 value = merge_values(base, left.raw(field, DELETE), value, (field,), self._resolver(find))
                 self.merged.add(field)

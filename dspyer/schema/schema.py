@@ -60,7 +60,7 @@ class Schema:
         show_value: how errors show a value.
         user_folded: names of the fields that a function of the user folds.
         lasting: names of the fields that last over the runs of a thread by their declaration.
-        transient: names of the fields that each commit resets which does not write them.
+        transient: the fields that each commit resets which does not write them, with their defaults.
 
     Example:
         >>> from pydantic import BaseModel
@@ -89,7 +89,7 @@ class Schema:
         }
         self.limited_fields = frozenset(name for name, field in fields.items() if field.limit is not None)
         self.lasting = frozenset(name for name, field in fields.items() if field.lasts)
-        self.transient = tuple([name for name, field in fields.items() if field.transient])
+        self.transient = {name: field.fixed_default for name, field in fields.items() if field.transient}
         self.field_shapes = tuple([_shape(field) for field in fields.values()])
         # A factory may read the clock or count: its value is made anew for each run, all other defaults once.
         fixed = all(field.info.default_factory is None for field in fields.values())

@@ -14,6 +14,7 @@ from __future__ import annotations
 import json
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from contextvars import ContextVar
 from typing import Any, Concatenate, NamedTuple, ParamSpec, Self, TypeVar
 
 from dspyer.errors import ConcurrentRunError
@@ -166,6 +167,10 @@ class DeletionReport(NamedTuple):
     kept: Mapping[str, tuple[str, ...]]
     erased: bool = True
     busy: tuple[str, ...] = ()
+
+
+ABOUT: ContextVar[str] = ContextVar("about", default="")
+"""The thread about which a store is asked, whose runs and blobs lie where it does; `""` if it may be any."""
 
 
 def never(_: object) -> bool:

@@ -59,18 +59,22 @@ class KeyedRun:
                 f"key={key!r}: a later delivery is compared with this one by the digest of the inputs, and these have "
                 f"none: {error}"
             ) from error
-        # Two deliveries with one digest in common have the same inputs: as they are given, or as the graph reads them.
-        # A value that validation makes anew each time is equal in the first alone.
+        # Two deliveries with one digest in common have the same inputs: as they are given, or as the graph reads them,
+        # with the defaults of the others. A value that is made anew each time is equal in the first alone.
         self._digests, schema = [given], thread.graph.topology.schema
         self._refusal: Exception | None = None
         own = {name for name in inputs if name not in schema.fields or not schema.fields[name].reads_other_fields}
         schema.initial_state({name: value for name, value in inputs.items() if name in own})
         try:
-            read = schema.initial_state(inputs)
+            read, again = schema.initial_state(inputs), schema.initial_state(inputs)
         except Exception as error:  # noqa: BLE001 - a validator may read what the thread has: it decides at the start
             self._refusal = error
         else:
-            self._digests.append(_digest({name: _comparable(read.raw(name)) for name in inputs if name in read}))
+            found = {name: _comparable(read.raw(name)) for name in {*thread.graph.inputs, *inputs} if name in read}
+            for name in found.keys() - inputs.keys():  # an input that lasts may have another value than its default
+                if thread.graph.lasts(name) or found[name] != _comparable(again.raw(name)):
+                    del found[name]
+            self._digests.append(_digest(found))
 
     def first_write(self, head: ThreadHead) -> FirstWrite | Request:
         """Return a new run, or the open one of the key resumed, or the one that is done as it is stored."""

@@ -287,6 +287,7 @@ class Play:
                     self._started = again
                     return
                 first = again
+                first.records.took_over = True
             self._write_first(head, first, owner)
         except BaseException:
             leases.let_go(owner.token)

@@ -21,10 +21,14 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import dataclass
-from functools import lru_cache
-from typing import TYPE_CHECKING, Any, ClassVar, Final
+from typing import Any, ClassVar, Final
 
 import dspy
+from opentelemetry import context as otel_context
+from opentelemetry import trace as otel_trace
+from opentelemetry.context import Context
+from opentelemetry.trace import Link, Span, Tracer
+from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 from pydantic_core import to_json
 
 from dspyer import START, ImmutableState
@@ -51,13 +55,6 @@ from dspyer.lm.tap import subscribing
 from dspyer.log.rows import StoredTrace
 
 UNTRACED: Final[AbstractContextManager[None]] = nullcontext()
-OPENTELEMETRY: Final = "opentelemetry.trace"
-"""The module that a program which traces has imported."""
-
-if TYPE_CHECKING:
-    from opentelemetry.context import Context
-    from opentelemetry.trace import Link, Span, Tracer
-
 logger = logging.getLogger("dspyer")
 
 # --- names: those of the conventions, and dspyer's own. `docs/guides/tracing.md` has the same table.
@@ -94,58 +91,38 @@ CONTINUED_FOR: Final = 86_400.0
 traces, and what looks at one trace would wait for days."""
 
 
-class _OpenTelemetry:
-    """The parts of OpenTelemetry's API that are used here. Made once a program has imported the API itself."""
+_PROPAGATOR: Final = TraceContextTextMapPropagator()
+_NODE_KEY: Final = otel_context.create_key("dspyer-node")  # the id of the node around a run
+_CALLER_KEY: Final = otel_context.create_key("dspyer-caller")  # the caller's span, if a run continues another trace
+_SUPPRESSED: Final = str(getattr(otel_context, "_SUPPRESS_INSTRUMENTATION_KEY", ""))
+_NO_PROVIDER: Final = otel_trace.ProxyTracerProvider, otel_trace.NoOpTracerProvider
+"""What a program has that sets no provider."""
 
-    def __init__(self) -> None:
-        from opentelemetry import context, trace
-        from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
-        self.context = context
-        self.trace = trace
-        self.propagator = TraceContextTextMapPropagator()
-        self.node_key = context.create_key("dspyer-node")  # the id of the node around a run
-        # The span of the caller, if a run continues another trace.
-        self.caller_key = context.create_key("dspyer-caller")
-        self._suppressed = str(getattr(context, "_SUPPRESS_INSTRUMENTATION_KEY", ""))
-        # What a program has that sets no provider.
-        self._none = (trace.ProxyTracerProvider, trace.NoOpTracerProvider)
-
-    def tracer(self) -> Tracer | None:
-        """The tracer of the program's provider; None if it has set none, or traces nothing in this context."""
-        provider = self.trace.get_tracer_provider()
-        if isinstance(provider, self._none) or self.context.get_value(self._suppressed):
+def _tracer() -> Tracer | None:
+    """The tracer of the program's provider; None if it has set none, or traces nothing in this context."""
+    try:
+        provider = otel_trace.get_tracer_provider()
+        if isinstance(provider, _NO_PROVIDER) or otel_context.get_value(_SUPPRESSED):
             return None
         return provider.get_tracer("dspyer")
-
-    def stored(self, stored: StoredTrace) -> Context:
-        """A context whose current span is the one that a stored run began with."""
-        return self.propagator.extract(stored.carrier, context=self.context.Context())
-
-
-@lru_cache(maxsize=1)
-def _opentelemetry() -> _OpenTelemetry:
-    return _OpenTelemetry()
-
-
-def _tracing() -> tuple[_OpenTelemetry, Tracer] | None:
-    """OpenTelemetry with the tracer of the program; None if the program does not trace."""
-    try:
-        api = _opentelemetry()
-        tracer = api.tracer()
     except Exception as error:  # noqa: BLE001 - of a provider that the environment names: the run goes on
         logger.warning("OpenTelemetry has no usable tracer provider, so the run is not traced: %s", _said(error))
         return None
-    return None if tracer is None else (api, tracer)
+
+
+def _span_of_stored(stored: StoredTrace) -> Span:
+    """The span that a stored run began with."""
+    return otel_trace.get_current_span(_PROPAGATOR.extract(stored.carrier, context=Context()))
 
 
 def span_layers() -> tuple[Layer, ...]:
     """The layers of a call whose run has spans, and the runs inside of it; none if the program does not trace."""
-    found = _tracing()
-    if found is None:
+    tracer = _tracer()
+    if tracer is None:
         return ()
     # Shared by the three layers: an event of a run must find the span of its node.
-    open_runs = _OpenRuns(found)
+    open_runs = _OpenRuns(tracer)
     return NodeSpans(open_runs), ItemSpans(open_runs), AttemptSpans(open_runs)
 
 
@@ -155,29 +132,25 @@ def _takes_traces_whole() -> bool:
     return "mlflow" in sys.modules and use_own in ("false", "0")
 
 
-def continued_trace(request: Any) -> AbstractContextManager[None]:
-    """A block in which the trace of a resumed run is the current one: what DSPy traces around the run belongs to it.
-
-    A rerun, and the first run of a copied thread, begin traces of their own.
-    """
+def continued(request: Any) -> AbstractContextManager[None]:
+    """The block of `continued_trace`. A rerun, and the first run of a copied thread, begin traces of their own."""
     records = request.records
     journal = None if records is None else records.journal
     if records is None or records.trace is None or not records.resumes or journal is None:
         return UNTRACED
-    trace, found = records.trace, _tracing()
-    if found is None or trace.thread != journal.thread or time.time() - trace.started > CONTINUED_FOR:
+    trace = records.trace
+    if _tracer() is None or trace.thread != journal.thread or time.time() - trace.started > CONTINUED_FOR:
         return UNTRACED
     if _takes_traces_whole():
         return UNTRACED
-    api = found[0]
     try:
-        stored = api.stored(trace)
-        there, caller = (api.trace.get_current_span(one).get_span_context() for one in (stored, None))
+        stored = _span_of_stored(trace)
+        there, caller = (one.get_span_context() for one in (stored, otel_trace.get_current_span()))
         # The caller is in that trace already, or there is none to continue.
         if not there.is_valid or there.trace_id == caller.trace_id:
             return UNTRACED
-        around = api.trace.set_span_in_context(api.trace.get_current_span(stored))
-        return _Current(api, api.context.set_value(api.caller_key, caller if caller.is_valid else None, around))
+        around = otel_trace.set_span_in_context(stored)
+        return _Current(otel_context.set_value(_CALLER_KEY, caller if caller.is_valid else None, around))
     except Exception as error:  # noqa: BLE001 - the run counts, not its trace
         logger.warning("a resumed run does not continue its trace: %s", _said(error))
         return UNTRACED
@@ -189,14 +162,13 @@ class _Current:
     That may end in another context of Python than it began in, and changes nothing there.
     """
 
-    __slots__ = ("_api", "_context", "_token")
+    __slots__ = ("_context", "_token")
 
-    def __init__(self, api: _OpenTelemetry, context: Context) -> None:
-        self._api = api
+    def __init__(self, context: Context) -> None:
         self._context = context
 
     def __enter__(self) -> None:
-        self._token = self._api.context.attach(self._context)
+        self._token = otel_context.attach(self._context)
 
     def __exit__(self, *raised: object) -> None:
         with suppress(ValueError):
@@ -244,8 +216,7 @@ class RunSpans:
         scope: the executions around the run.
     """
 
-    def __init__(self, api: _OpenTelemetry, tracer: Tracer, run: Any, around: RunSpans | None) -> None:
-        self._api = api
+    def __init__(self, tracer: Tracer, run: Any, around: RunSpans | None) -> None:
         self._tracer = tracer
         self._graph: GraphSpec = run.graph
         self.scope: tuple[str, ...] = run.scope
@@ -255,8 +226,8 @@ class RunSpans:
         self._hidden: Any = None
         self.is_outermost = around is None
         self._running: dict[str, _Running] = {}
-        self._span: Span = api.trace.INVALID_SPAN
-        self._context = api.context.get_current()
+        self._span: Span = otel_trace.INVALID_SPAN
+        self._context = otel_context.get_current()
         self._prefix = ""
         self._common: dict[str, Any] = {}
         self._guard = _Guard(run.graph.name)
@@ -266,11 +237,11 @@ class RunSpans:
     def begin(self, session: Any) -> _Current:
         """Begins the span of the run; returns the block in which it is current."""
         self._hidden = redacted(session)
-        api, graph = self._api, self._graph
-        current = api.context.get_current()
-        self._prefix = str(api.context.get_value(api.node_key, current) or "")
+        graph = self._graph
+        current = otel_context.get_current()
+        self._prefix = str(otel_context.get_value(_NODE_KEY, current) or "")
         # A session that the user has named is meant for all spans in it.
-        user_session = api.context.get_value(SESSION_ID, current)  # of OpenInference's `using_session`
+        user_session = otel_context.get_value(SESSION_ID, current)  # of OpenInference's `using_session`
         if self._thread:
             self._common = {SESSION_ID: user_session or self._thread, "gen_ai.conversation.id": self._thread}
         is_agent = any(node.kind == "mode" for node in graph.nodes.values())
@@ -287,40 +258,40 @@ class RunSpans:
             if self._captures:
                 given = [name for name in (*graph.inputs, *graph.also) if name in session.run_start.patch]
                 attributes |= _valued("input", self._shown(session.run_start.state, given))
-            around = api.trace.get_current_span(current).get_span_context()
+            around = otel_trace.get_current_span(current).get_span_context()
             links, continues = self._links(trace, around, current)
             self._span = self._tracer.start_span(
                 f"{operation} {graph.name}", current, attributes=attributes, links=links
             )
-            inside = api.trace.set_span_in_context(self._span, current)
-            if api.context.get_value(api.caller_key, inside) is not None:
-                inside = api.context.set_value(api.caller_key, None, inside)
+            inside = otel_trace.set_span_in_context(self._span, current)
+            if otel_context.get_value(_CALLER_KEY, inside) is not None:
+                inside = otel_context.set_value(_CALLER_KEY, None, inside)
             if self._thread and not user_session:  # the instrumentation of OpenInference puts it on DSPy's spans
-                inside = api.context.set_value(SESSION_ID, self._thread, inside)
+                inside = otel_context.set_value(SESSION_ID, self._thread, inside)
             self._context = inside
             # A trace that goes on is stored already.
             if self._stored and not continues:
                 self._keep_trace(session)
-        return _Current(api, self._context)
+        return _Current(self._context)
 
     def _links(self, trace: StoredTrace | None, around: Any, current: Context) -> tuple[list[Link], bool]:
         """The links of the run's span, and whether it continues the trace of earlier parts of the run."""
-        api, links = self._api, list[Any]()
-        caller = api.context.get_value(api.caller_key, current)
+        links = list[Any]()
+        caller: Any = otel_context.get_value(_CALLER_KEY, current)
         if caller is not None:
-            links.append(api.trace.Link(caller))
+            links.append(otel_trace.Link(caller))
         if trace is None:
             return links, False
-        there = api.trace.get_current_span(api.stored(trace)).get_span_context()
+        there = _span_of_stored(trace).get_span_context()
         if there.is_valid and there.trace_id == around.trace_id:
             return links, True
-        return [*links, api.trace.Link(there)] if there.is_valid else links, False
+        return [*links, otel_trace.Link(there)] if there.is_valid else links, False
 
     def _keep_trace(self, session: Any) -> None:
         """Queues the row with the trace context: with the first commit of a new run, at once in a resumed one."""
         # The format of W3C: the process that resumes the run may have another exporter.
         carrier: dict[str, str] = {}
-        self._api.propagator.inject(carrier, context=self._context)
+        _PROPAGATOR.inject(carrier, context=self._context)
         if not carrier:
             return
         trace = StoredTrace(carrier, int(time.time()), self._thread)
@@ -380,8 +351,8 @@ class RunSpans:
             running.ended = running.ended or time.time_ns()
 
     def _current_node(self, name: str, span: Span) -> _Current:
-        context = self._api.trace.set_span_in_context(span, self._context)
-        return _Current(self._api, self._api.context.set_value(self._api.node_key, f"{self._prefix}{name}/", context))
+        context = otel_trace.set_span_in_context(span, self._context)
+        return _Current(otel_context.set_value(_NODE_KEY, f"{self._prefix}{name}/", context))
 
     def _begin_node(self, call: Call) -> _Running | None:
         name, attempt, position = call.node, call.context.delegate, call.context.delegate.position
@@ -436,7 +407,7 @@ class RunSpans:
         if key and span.is_recording():
             self._running[key] = _Running(span)
         try:
-            with _Current(self._api, self._api.trace.set_span_in_context(span)):
+            with _Current(otel_trace.set_span_in_context(span)):
                 return (yield from inner(call))
         except BaseException as error:
             if isinstance(error, Exception):
@@ -477,9 +448,9 @@ class RunSpans:
         if name:
             attributes["gen_ai.provider.name"] = _PROVIDERS.get(provider, provider)
         # A thread that code of the node has started may have no context.
-        there = self._api.trace.get_current_span().get_span_context().is_valid
-        around = None if there else self._api.trace.set_span_in_context(self._span_of(execution), self._context)
-        at, kind = None if began is None else int(began * 1e9), self._api.trace.SpanKind.CLIENT
+        there = otel_trace.get_current_span().get_span_context().is_valid
+        around = None if there else otel_trace.set_span_in_context(self._span_of(execution), self._context)
+        at, kind = None if began is None else int(began * 1e9), otel_trace.SpanKind.CLIENT
         with self._guard:
             return self._tracer.start_span(f"{CHAT} {name or model}", around, kind, attributes, start_time=at)
         return None
@@ -592,7 +563,7 @@ class RunSpans:
             span.add_event("exception", told)
 
     def _set_failed(self, span: Span, text: str) -> None:
-        span.set_status(self._api.trace.Status(self._api.trace.StatusCode.ERROR, text))
+        span.set_status(otel_trace.Status(otel_trace.StatusCode.ERROR, text))
 
 
 _SHOWN: Final = frozenset((
@@ -638,8 +609,8 @@ def _told(event: Event, of_question: Callable[[Any], dict[str, Any]]) -> tuple[s
 class _OpenRuns(list["RunSpans"]):
     """The spans of the runs of a call that have not ended. Each operation is atomic: threads need no lock."""
 
-    def __init__(self, tracing: tuple[_OpenTelemetry, Tracer]) -> None:
-        self.tracing = tracing
+    def __init__(self, tracer: Tracer) -> None:
+        self.tracer = tracer
 
     def last(self, scope: tuple[str, ...], execution: str = "") -> RunSpans | None:
         """The spans of a run by its scope, which is how an event names its run.
@@ -660,7 +631,6 @@ class ChatSpans(BaseCallback):
 
     def __init__(self, open_runs: _OpenRuns) -> None:
         self._open_runs = open_runs
-        self._api = open_runs.tracing[0]
         self._before: dict[Any, Span] = {}
         self._open: dict[Any, tuple[RunSpans, Span, _Current] | None] = {}
 
@@ -672,7 +642,7 @@ class ChatSpans(BaseCallback):
 
     def begins(self, call: Any) -> None:
         """Hears that a call begins, before DSPy's other callbacks."""
-        self._before[call] = self._api.trace.get_current_span()
+        self._before[call] = otel_trace.get_current_span()
 
     def on_lm_start(self, **_: Any) -> None:
         """Begins its span, if no other callback and no wrapper has."""
@@ -680,12 +650,12 @@ class ChatSpans(BaseCallback):
         before = self._before.pop(callers[0], None)
         if before is None:
             return
-        call, now = callers[0], self._api.trace.get_current_span()
+        call, now = callers[0], otel_trace.get_current_span()
         self._open[call] = None
         spans = None if now is not before or _is_of_lm(now) else self._spans(call.execution.id)
         span = None if spans is None else spans.chat(_own(call.execution.id), str(call.lm.model))
         if spans is not None and span is not None:
-            block = _Current(self._api, self._api.trace.set_span_in_context(span))
+            block = _Current(otel_trace.set_span_in_context(span))
             block.__enter__()
             self._open[call] = spans, span, block
 
@@ -697,7 +667,7 @@ class ChatSpans(BaseCallback):
                 spans, span, block = found
                 block.__exit__()
                 spans.end_chat(span, call.record(texts=spans.shows_messages))
-        elif not _is_of_lm(self._api.trace.get_current_span()):
+        elif not _is_of_lm(otel_trace.get_current_span()):
             self.returned([call.record(texts=True)])
 
     def returned(self, calls: Iterable[LMCall]) -> None:
@@ -752,7 +722,7 @@ class NodeSpans(_SpansOfRun):
 
     def of(self, run: Any) -> NodeSpans:
         """Its part in one run; that of a run inside of a node is made by the part of the run around it."""
-        spans = RunSpans(*self._open_runs.tracing, run, self._spans)
+        spans = RunSpans(self._open_runs.tracer, run, self._spans)
         self._open_runs.append(spans)
         return NodeSpans(self._open_runs, spans)
 

@@ -1,5 +1,5 @@
-"""Fixtures: a real PostgreSQL server."""
+"""Fixtures: a real PostgreSQL server, and an empty schema."""
 
-from tests.stores.conftest import postgres_address
+from tests.stores.conftest import postgres, postgres_address
 
-__all__ = ["postgres_address"]
+__all__ = ["postgres", "postgres_address"]

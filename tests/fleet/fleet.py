@@ -27,7 +27,7 @@ from dspyer import CompiledGraph
 from dspyer.errors import ConcurrentRunError
 from dspyer.stores import open_store
 from dspyer.stores.base import Change, Store
-from tests.fleet.orders import Notes, orders
+from tests.fleet.orders import Note, Notes, orders
 
 EXAMPLES = Path(__file__).parent.parent.parent / "examples"
 HEARTBEAT = 0.05
@@ -47,6 +47,7 @@ class Setting(NamedTuple):
         graceful: seconds for which a worker goes on with its runs after SIGTERM; None to end them.
         gated: whether the node `check` lasts until the file `gate` is there.
         asynchronous: whether `check` is an `async def`.
+        audited: whether there is another node at the end, as in a new version.
         at_once: how many jobs a worker runs at once.
     """
 
@@ -60,6 +61,7 @@ class Setting(NamedTuple):
     graceful: float | None = None
     gated: bool = False
     asynchronous: bool = False
+    audited: bool = False
     at_once: int = 4
 
     @property
@@ -71,7 +73,8 @@ class Setting(NamedTuple):
         return self.folder / "gate"
 
     def program(self, store: str | Store) -> CompiledGraph:
-        return orders(store, self.notes, self.seconds, self.ask, self.gate if self.gated else None, self.asynchronous)
+        gate = self.gate if self.gated else None
+        return orders(store, self.notes, self.seconds, self.ask, gate, self.asynchronous, self.audited)
 
 
 def work(setting: Setting, name: str) -> None:
@@ -86,7 +89,7 @@ def work(setting: Setting, name: str) -> None:
         task.retry_strategy.wait = setting.wait
     worker_log = logging.getLogger("procrastinate.worker")
     worker_log.setLevel(logging.DEBUG)
-    worker_log.addHandler(Aborts(setting.notes))
+    worker_log.addHandler(Told(setting.notes))
     manager = tasks.app.job_manager
     manager.get_stalled_jobs = partial(manager.get_stalled_jobs, seconds_since_heartbeat=setting.silence)
     tasks.app.run_worker(
@@ -98,8 +101,8 @@ def work(setting: Setting, name: str) -> None:
     )
 
 
-class Aborts(logging.Handler):
-    """Notes when the worker tells its jobs to stop."""
+class Told(logging.Handler):
+    """Notes when the worker tells its jobs to stop, and the classes of errors."""
 
     def __init__(self, notes: Notes) -> None:
         super().__init__(logging.DEBUG)
@@ -108,6 +111,8 @@ class Aborts(logging.Handler):
     def emit(self, record: logging.LogRecord) -> None:
         if getattr(record, "action", "") == "abort_job":
             self._notes.add("abort", "-")
+        if record.exc_info and record.exc_info[0]:
+            self._notes.add(record.exc_info[0].__name__, "-")
 
 
 class Fleet:
@@ -122,10 +127,10 @@ class Fleet:
         self.queue = queue
         self._context = multiprocessing.get_context("forkserver")  # the processes import DSPy once, in their parent
 
-    def start(self, count: int = 1) -> None:
+    def start(self, count: int = 1, audited: bool = False) -> None:
         for _ in range(count):
             name = f"host-{len(self.workers) + len(self.killed)}"
-            worker = self._context.Process(target=work, args=(self.setting, name))
+            worker = self._context.Process(target=work, args=(self.setting._replace(audited=audited), name))
             worker.start()
             self.workers.append(worker)
 
@@ -169,6 +174,10 @@ class Fleet:
             if time.monotonic() > delivered + self.setting.silence / 2:
                 delivered = time.monotonic()
                 self.deliver_stalled()
+
+    def calls(self) -> list[Note]:
+        """What was noted of threads: the calls of nodes and of the effect."""
+        return [note for note in self.setting.notes.all() if note.thread != "-"]
 
     def noted(self, what: str) -> int:
         return sum(note.what == what for note in self.setting.notes.all())

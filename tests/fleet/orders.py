@@ -21,6 +21,7 @@ class Order(BaseModel):
     approved: bool | None = None
     receipt: str | None = None
     sent: str | None = None
+    audited: str | None = None
 
 
 class Note(NamedTuple):
@@ -57,6 +58,7 @@ def orders(
     ask: bool = True,
     gate: Path | None = None,
     asynchronous: bool = False,
+    audited: bool = False,
 ) -> CompiledGraph:
     """read, check, (approve), pay, send; each node lasts so many seconds, and `pay` has an effect.
 
@@ -102,7 +104,10 @@ def orders(
     graph.add_node("pay", pay, writes=["receipt"]).add_node("send", send, writes=["sent"])
     if ask:
         graph.add_interrupt("approve", question="Pay for {number}?", answer=bool, into="approved")
-    graph.add_path(START, "read", "check", *(["approve"] if ask else []), "pay", "send", END)
+    if audited:
+        graph.add_node("audit", lambda sent: {"audited": sent}, writes=["audited"])
+    last = ["audit"] if audited else []
+    graph.add_path(START, "read", "check", *(["approve"] if ask else []), "pay", "send", *last, END)
     return graph.compile(store=store)
 
 

@@ -63,7 +63,7 @@ class Desk:
 @pytest.fixture
 def desk(monkeypatch: pytest.MonkeyPatch) -> Iterator[Desk]:
     monkeypatch.syspath_prepend(EXAMPLES)
-    for name in ("fleet_tasks", "triage", "model"):
+    for name in ("fleet_tasks", "refunds", "triage", "model"):
         monkeypatch.delitem(sys.modules, name, raising=False)
     tasks = importlib.import_module("fleet_tasks")
     monkeypatch.setattr(tasks.again, "wait", 0)
@@ -76,6 +76,7 @@ TRIED_AGAIN = [
     BrokenPipeError("down"),
     errors.StoreError("no disk"),
     errors.ConcurrentRunError("taken over"),
+    errors.ChangedGraphError("made by another version"),
 ]
 FINAL = [
     ValueError("a bug"),

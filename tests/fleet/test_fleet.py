@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import random
 import signal
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterator
 from itertools import pairwise
 from pathlib import Path
@@ -19,14 +19,14 @@ pytestmark = pytest.mark.usefixtures("fork_server")
 
 REQUESTS = 6
 KILLS = 4
+PATH = ["read", "check", "pay", "send"]
 NODES = ["START", "read", "check", "approve", "pay", "send"]
 
 
 @pytest.mark.slow("a fleet of three processes of which four are killed, with a queue and a store in PostgreSQL")
-@pytest.mark.parametrize("hosts", [False, True], ids=["one host", "several hosts"])
-def test_a_request_is_one_run_though_workers_are_killed(hosts: bool, postgres_address: str, tmp_path: Path) -> None:
+def test_a_request_is_one_run_though_workers_are_killed(postgres_address: str, tmp_path: Path) -> None:
     kills = chosen_kills(random.Random(0))
-    with fleet(postgres_address, tmp_path, hosts=hosts) as made:
+    with fleet(postgres_address, tmp_path, hosts=True) as made:
         threads = [f"order-{number}" for number in range(REQUESTS)]
         for number, name in enumerate(threads):
             for _ in range(2 if number % 6 == 0 else 1):  # a client that sends its request twice
@@ -35,7 +35,7 @@ def test_a_request_is_one_run_though_workers_are_killed(hosts: bool, postgres_ad
         kill_some(made, next(kills), 0)
         made.wait_for_jobs()
         assert {made.program.thread(name).status for name in threads} == {"interrupted"}
-        begun = len(made.setting.notes.all())
+        begun = len(made.calls())
         for name in threads:
             (question,) = made.program.thread(name).questions
             for lock in (True, False):  # in the order of the thread, and at the same time as another delivery
@@ -60,14 +60,14 @@ def chosen_kills(chance: random.Random) -> Iterator[list[tuple[int, int]]]:
 def kill_some(made: Fleet, kills: list[tuple[int, int]], begun: int) -> None:
     """Kills workers, each after so and so many calls since there were `begun`, and starts others."""
     for calls, number in kills:
-        made.wait_for(lambda enough=begun + calls: len(made.setting.notes.all()) >= enough)
+        made.wait_for(lambda enough=begun + calls: len(made.calls()) >= enough)
         made.kill(made.workers[number])
         made.start()
 
 
 def calls_of(made: Fleet) -> dict[tuple[str, str], list[Note]]:
     calls = defaultdict(list)
-    for note in made.setting.notes.all():
+    for note in made.calls():
         calls[note.thread, note.what].append(note)
     return calls
 
@@ -84,7 +84,7 @@ def assert_called_once(made: Fleet) -> None:
 
 def assert_paid_once(made: Fleet, threads: list[str]) -> None:
     keys = defaultdict(set)
-    for note in made.setting.notes.all():
+    for note in made.calls():
         if note.what == "transfer":
             keys[note.thread].add(note.text)
     assert keys == {name: {made.program.thread(name).state["receipt"]} for name in threads}
@@ -114,9 +114,7 @@ def test_at_sigterm_a_worker_stops_its_runs_and_another_goes_on(
         assert made.jobs("failed", "aborted", "cancelled") == []
         assert [commit.node for commit in thread.history()] == ["START", "read", "check", "pay", "send"]
         again = ["check"] if asynchronous else []
-        # Of a job that takes its time to end, the queue says more than once that it aborts it.
-        called = [note.what for note in made.setting.notes.all() if note.what != "abort"]
-        assert called == ["read", "check", *again, "transfer", "pay", "send"]
+        assert [note.what for note in made.calls()] == ["read", "check", *again, "transfer", "pay", "send"]
 
 
 def test_a_worker_that_froze_for_longer_than_its_lease_commits_nothing_more(
@@ -137,3 +135,25 @@ def test_a_worker_that_froze_for_longer_than_its_lease_commits_nothing_more(
         made.wait_for_jobs()
         made.terminate()
         assert made.exit_codes() == [0, 0]
+
+
+def test_a_new_worker_refuses_an_old_run_and_an_old_one_ends_it(postgres_address: str, tmp_path: Path) -> None:
+    """As in a deployment, while workers of both versions take jobs from one queue."""
+    with fleet(postgres_address, tmp_path, ask=False, gated=True) as made:
+        made.defer("advance", "old", key="key", inputs={"number": 0})
+        made.start()
+        made.wait_for(lambda: made.noted("check"))
+        made.kill(made.workers[0])
+        made.start(audited=True)
+        made.wait_for(lambda: made.noted("ChangedGraphError"))
+        assert [note.what for note in made.calls()] == ["read", "check"], "it has called nothing"
+        made.setting.gate.touch()
+        made.defer("advance", "new", key="key", inputs={"number": 1})
+        made.wait_for(lambda: made.program.thread("new").status == "completed")
+        made.start()
+        made.wait_for_jobs()
+        assert made.jobs("failed", "aborted", "cancelled") == []
+        found = {name: [commit.node for commit in made.program.thread(name).history()] for name in ("old", "new")}
+        assert found == {"old": ["START", *PATH], "new": ["START", *PATH, "audit"]}
+        calls = Counter(note.what for note in made.calls() if note.thread == "old")
+        assert calls == Counter([*PATH, "check", "transfer"])

@@ -10,10 +10,11 @@ from typing import Annotated, Any
 import dspy
 from langgraph.channels import Topic
 from langgraph.checkpoint.memory import InMemorySaver
+from langgraph.errors import NodeInterrupt
 from langgraph.func import entrypoint, task
 from langgraph.graph import START, MessagesState, StateGraph
 from langgraph.graph.message import push_message
-from langgraph.types import CachePolicy, Command, RetryPolicy
+from langgraph.types import CachePolicy, Command, RetryPolicy, interrupt
 from typing_extensions import TypedDict
 
 from tests.migrate.cases import Seen
@@ -71,21 +72,6 @@ def a_command_for_the_parent() -> Any:
     return of(up)
 
 
-@refused("node 'x' is a graph with its own checkpointer: keep what it remembers in fields of this graph")
-def a_subgraph_with_a_memory() -> Any:
-    return of(part(Seen(), checkpointer=True))
-
-
-@refused("node 'x' calls a graph with its own checkpointer: keep what it remembers in fields of this graph")
-def a_function_that_calls_a_graph_with_a_memory() -> Any:
-    inner = part(Seen(), checkpointer=True)
-
-    def call(state: Log) -> Any:
-        return inner.invoke(state)
-
-    return of(call)
-
-
 def field_of(annotation: Any) -> Any:
     """A graph with a field `t` of such a channel."""
     return of(nothing, typed_dict("Odd", {"t": annotation, "log": Annotated[list, operator.add]}))
@@ -140,6 +126,24 @@ def a_task_with_a_timeout() -> Any:
         return {"word": await awaited(state["word"])}
 
     return of(call)
+
+
+@refused("node 'x' raises NodeInterrupt: call interrupt(value), which returns the answer")
+def a_node_interrupt() -> Any:
+    def ask(state: Log) -> Any:
+        raise NodeInterrupt("Well?")
+
+    return of(ask)
+
+
+@refused("the router 'by_answer' of 'x' calls interrupt(): ask in a node, and route by the answer")
+def a_router_that_asks() -> Any:
+    def by_answer(state: Log) -> str:
+        return str(interrupt("Where?"))
+
+    builder = of(nothing)
+    builder.add_conditional_edges("x", by_answer, ["x", "__end__"])
+    return builder
 
 
 @refused("node 'x' calls push_message: return the message")

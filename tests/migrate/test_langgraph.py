@@ -14,8 +14,8 @@ from typing import Any
 
 import pytest
 from langgraph.checkpoint.memory import InMemorySaver
-from langgraph.graph import START, StateGraph
-from langgraph.types import Command, interrupt
+from langgraph.graph import StateGraph
+from langgraph.types import Command
 
 from dspyer import errors, testing
 from dspyer.events import Emitted
@@ -109,21 +109,6 @@ def test_a_subgraph_stops_at_the_breakpoint_that_it_was_compiled_with() -> None:
     run = thread.resume({question.key: None for question in run.questions})
     assert run.state.to_dict() == ended == {"word": "w12", "log": ["after"]}
     assert here == there == ["one", "two", "after"]
-
-
-def test_a_graph_called_in_a_function_that_asks_is_refused_when_it_asks() -> None:
-    inner = StateGraph(flow_graphs.Log)
-    inner.add_node("ask", lambda state: {"word": interrupt("ok?")})
-    inner.add_edge(START, "ask")
-    called = inner.compile()
-    outer = StateGraph(flow_graphs.Log)
-    outer.add_node("call", lambda state: {"word": called.invoke(state)["word"]})
-    outer.add_edge(START, "call")
-    thread = from_langgraph(outer).compile(store=":memory:").thread("1")
-    run = thread.run({"word": "w"})
-    assert run.status == "failed"
-    sentence = "node 'call' calls a graph that interrupts: add that graph as a node and convert again"
-    assert sentence in str(run.error)
 
 
 def test_a_target_that_is_computed_may_be_any_node_and_can_be_named() -> None:

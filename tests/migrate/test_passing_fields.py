@@ -65,7 +65,7 @@ def every_way() -> Any:
     builder.add_node("part", inner())
     builder.add_node("next", lambda state: Command(update=found("next", jump="x")(state), goto="loud"))
     builder.add_node("loud", inner(jump="from loud", calls=9))
-    builder.add_node("route", found("route"))
+    builder.add_node("route", lambda state: [Command(update=found("route", newest=n)(state)) for n in "12"])
     builder.add_conditional_edges("route", lambda state: [Send("sent", {"jump": str(state.get("jump"))})], ["sent"])
     builder.add_node("sent", found("sent", jump="last"))
     builder.add_edge(START, "first").add_edge("part", "next").add_edge("loud", "route").add_edge("sent", END)
@@ -83,7 +83,7 @@ def test_each_node_and_each_run_of_a_thread_finds_what_it_finds_in_langgraph() -
         run.raise_error()
         assert run.state.to_dict() == ended
     assert run.state["log"][0] == "first in None None 5"
-    assert run.state["log"][8] == "first None None None None", "no value of the run before"
+    assert run.state["log"][9] == "first None None None None", "no value of the run before"
     (note,) = [note for note in explain_langgraph(app).notes if "each run" in note]
     assert note == "each run of a thread begins without 'calls', which is stored here, and must be data"
     assert thread.state == thread.at(run.commits[-1].id), "a replay empties them alike"

@@ -230,14 +230,6 @@ CASES: dict[str, tuple[StateGraph[Any, Any, Any, Any], str]] = {
     "parent two functions deep": (one_node(to_parent_below), PARENT_REFUSED),
     "parent of a lambda": (one_node(lambda state: Command(graph=Command.PARENT, goto="b")), PARENT_REFUSED),
     "parent in a tool": (one_node(ToolNode([hand_over]), MessagesState), PARENT_REFUSED),
-    "graph with a checkpointer": (
-        one_node(REMEMBERS),
-        "node 'x' is a graph with its own checkpointer: keep what it remembers in fields of this graph",
-    ),
-    "graph with a checkpointer, called": (
-        one_node(calls_graph),
-        "node 'x' calls a graph with its own checkpointer: keep what it remembers in fields of this graph",
-    ),
     "push_message": (one_node(pushes), "node 'x' calls push_message: return the message"),
     "push_ui_message": (one_node(pushes_ui), "node 'x' calls push_ui_message: return the message"),
     "dispatch_custom_event": (
@@ -338,6 +330,8 @@ CONVERTED = {
     "Command": one_node(keeps_a_command),
     "graph": one_node(FORGETS),
     "called graph": one_node(calls_a_graph),
+    "graph with a checkpointer": one_node(REMEMBERS),
+    "graph with a checkpointer, called": one_node(calls_graph),
     "ToolNode": one_node(ToolNode([len]), MessagesState),
     "reducer": one_field(operator.add),
     "delta": one_field(DeltaChannel(lambda old, writes: old)),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import random
+from collections import Counter
 from typing import Any, Literal
 
 import pytest
@@ -17,7 +18,7 @@ from dspyer.testing import no_pauses
 from tests.log.equality import outcome
 from tests.log.kinds import CALLS
 from tests.log.test_error_edges_of_random_graphs import Behaviour, Faults, faulty_plans
-from tests.runtime.traces import Traces, tracing
+from tests.runtime.traces import Meter, Traces, metering, tracing
 from tests.scheduler.test_schedule import Plan
 
 Mode = Literal["sync", "async", "stored", "astored"]
@@ -75,6 +76,22 @@ def check(traces: Traces, run: Run) -> None:
     assert run.status != "completed" or not by_execution
 
 
+def check_counts(meter: Meter, run: Run) -> None:
+    """The metrics count what is in the history."""
+    steps, errors = Counter[str](), Counter[str]()
+    for commit in run.commits:
+        if commit.node != START and not commit.node.startswith("join:"):
+            steps[commit.node] += 1
+            errors[commit.node] += len(commit.failed_attempts) + (commit.failure is not None)
+    for failure in run.failures:
+        errors[failure.node] += failure.attempt
+    found: dict[str, Counter[str]] = {"runs": Counter(), "steps": Counter(), "node.errors": Counter()}
+    for name, told, value in meter.points():
+        if name in found:
+            found[name][told.get("node") or told["status"]] += int(value)
+    assert found == {"runs": Counter({run.status: 1}), "steps": steps, "node.errors": errors}
+
+
 @pytest.mark.slow("a random graph, run twice, for each example")
 @given(faulty_plans(), st.integers(0, 2**32), st.sampled_from(["sync", "async", "stored", "astored"]))
 def test_random_graphs_have_one_tree_and_the_commits_of_an_untraced_run(
@@ -89,9 +106,10 @@ def test_random_graphs_have_one_tree_and_the_commits_of_an_untraced_run(
     with no_pauses():
         untraced = play(program(), mode)
         CALLS.take()
-        with tracing() as traces:
+        with tracing() as traces, metering() as meter:
             traced = play(program(), mode)
             check(traces, traced)
+            check_counts(meter, traced)
     CALLS.take()
     if untraced.status == "completed":
         assert outcome(traced) == outcome(untraced)

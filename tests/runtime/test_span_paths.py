@@ -21,7 +21,7 @@ from dspyer.stores import Memory
 from dspyer.stores.base import Change
 from tests.runtime import test_garbage as garbage
 from tests.runtime.conftest import Play
-from tests.runtime.traces import Traces, tracing
+from tests.runtime.traces import Traces, metering, tracing
 from tests.timeouts import TimeIsOver
 
 
@@ -296,7 +296,7 @@ KINDS = ["loop", "fork", "map", "live", "graph inside", "asks"]
 
 @pytest.mark.parametrize("how", ["call", "arun", "stored", "resumed", "streamed", "streamed, async"])
 def test_a_traced_run_leaves_nothing_to_the_cyclic_collector(how: str) -> None:
-    with tracing() as traces, dspy.context(lm=garbage.ONE_LM):
+    with tracing() as traces, metering(), dspy.context(lm=garbage.ONE_LM):
 
         async def use(program: CompiledGraph) -> None:
             traces.clear()

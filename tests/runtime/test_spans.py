@@ -33,7 +33,7 @@ from dspyer import (
 from dspyer.errors import MapError
 from dspyer.testing import ScriptedLM, no_pauses
 from tests.runtime.conftest import Play
-from tests.runtime.traces import Traces
+from tests.runtime.traces import Traces, metering
 
 
 def current() -> str:
@@ -164,7 +164,8 @@ def test_without_a_provider_no_span_object_is_made(monkeypatch: pytest.MonkeyPat
 
 
 def test_a_program_without_opentelemetry_enters_nothing_of_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delitem(sys.modules, "opentelemetry.trace")
+    for part in ("context", "trace", "metrics"):
+        monkeypatch.delitem(sys.modules, f"opentelemetry.{part}", raising=False)
     program, entered = inner(), set[str]()
     before = sys.getprofile()
     sys.setprofile(lambda frame, event, argument: entered.add(frame.f_code.co_filename))
@@ -568,7 +569,7 @@ def test_the_guide_lists_every_name(traces: Traces, monkeypatch: pytest.MonkeyPa
     condensed.add_node("a", lambda: {"secret": "long"}, writes=["secret"], condense={"secret": Flaky()}, retry=2)
     asks = Graph(Board, inputs=FIELDS, name="Asks").add_node("ask", ask_once, writes=["n"]).add_path(START, "ask", END)
     cached = graph.compile()
-    with no_pauses():
+    with no_pauses(), metering() as meter:
         for program in (everything(), clash().compile(), chatter().compile(), cached, cached):
             program.run({})
         list(clash().compile().stream({}, reads=True))
@@ -581,7 +582,8 @@ def test_the_guide_lists_every_name(traces: Traces, monkeypatch: pytest.MonkeyPa
             assert [agent.run({"a": "a"}).status for _ in script] == ["completed", "failed"]
     listed = set(re.findall(r"^\| `([a-z_.]+)` \|", PAGE.read_text(), re.MULTILINE))
     names_here = names(traces) | {"gen_ai.response.model", "gen_ai.response.finish_reasons"}  # of a server
-    assert listed == names_here
+    counted = {f"dspyer.{name}" for name, _, _ in meter.points()} | {"dspyer.store.pool.wait"}  # of a server
+    assert listed == names_here | counted
 
 
 def upper(text: str) -> str:

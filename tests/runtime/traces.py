@@ -1,4 +1,4 @@
-"""Traces in memory: a tracer provider for a block, and the tree of the spans that it has recorded."""
+"""Traces and metrics in memory: a provider for a block, the tree of the spans that it has recorded, the numbers."""
 
 from __future__ import annotations
 
@@ -7,7 +7,9 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
-from opentelemetry import trace
+from opentelemetry import metrics, trace
+from opentelemetry.sdk.metrics import MeterProvider
+from opentelemetry.sdk.metrics.export import InMemoryMetricReader, NumberDataPoint
 from opentelemetry.sdk.trace import ReadableSpan, SpanProcessor, TracerProvider
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
@@ -79,3 +81,40 @@ def tracing(sampler: Sampler | None = None, processor: SpanProcessor | None = No
         trace.get_tracer_provider = before
         logger.removeHandler(traces)
     assert traces.logged == []
+
+
+class Meter:
+    """What a reader of metrics is told."""
+
+    def __init__(self, reader: InMemoryMetricReader) -> None:
+        self.reader = reader
+
+    def points(self) -> Iterator[tuple[str, dict[str, Any], float]]:
+        """Instrument, attributes and value of each number; of the duration, how many were recorded."""
+        data = self.reader.get_metrics_data()
+        for resource in () if data is None else data.resource_metrics:
+            for scope in resource.scope_metrics:
+                assert scope.scope.name == "dspyer"
+                for metric in scope.metrics:
+                    for point in metric.data.data_points:
+                        value = point.value if isinstance(point, NumberDataPoint) else point.count
+                        yield metric.name.removeprefix("dspyer."), dict(point.attributes or {}), value
+
+    def counted(self) -> dict[str, float]:
+        """What is not 0, as `"steps One.a"`, without the times of stores and the active runs, which there are none."""
+        found = {f"{name} {'.'.join(map(str, told.values()))}": value for name, told, value in self.points() if value}
+        assert not [name for name in found if name.startswith("runs.active")]
+        return {name: value for name, value in found.items() if not name.startswith("store.")}
+
+
+@contextmanager
+def metering(**options: Any) -> Iterator[Meter]:
+    """A block in which the program counts."""
+    reader = InMemoryMetricReader(**options)
+    provider = MeterProvider([reader], shutdown_on_exit=False)
+    before = metrics.get_meter_provider
+    metrics.get_meter_provider = lambda: provider  # as above
+    try:
+        yield Meter(reader)
+    finally:
+        metrics.get_meter_provider = before

@@ -7,6 +7,7 @@ import json
 import re
 from collections.abc import Callable
 from contextlib import suppress
+from dataclasses import replace
 from datetime import date
 from itertools import count
 from typing import Annotated, Any
@@ -30,6 +31,7 @@ from dspyer.errors import (
     NodeOutputError,
     UnsupportedValueError,
 )
+from dspyer.testing import ScriptedLM
 from tests.rows import each
 from tests.schema.research import Research, User, calls_of_a_write, double, program_of, write, written
 
@@ -447,3 +449,26 @@ def test_an_entry_of_a_mapping_is_removed_whatever_its_type(kind: Any, value: An
     assert {key: part is DELETE for key, part in run.commits[-1].patch["table"].items()} == {"a": True, "c": False}
     assert run.state == {"table": {"b": value, "c": value}}
     assert write(model, {"table": {"absent": gone}}, inputs=inputs).commits[-1].patch == {}
+
+
+def test_a_transient_field_lasts_until_the_next_commit_of_its_branch() -> None:
+    class Passing(BaseModel):
+        hint: Annotated[str, replace(reducers.replace, transient=True)] = "none"
+        way: str = ""
+        log: Annotated[list[str], reducers.extend] = []
+
+    def heard(hint: str) -> dict[str, Any]:
+        return {"log": [hint]}
+
+    graph = Graph(Passing).add_node("first", lambda hint: {"log": [hint], "hint": "of first"})
+    graph.add_node("a", lambda hint: {"log": [hint], "hint": "of a"}).add_node("b", heard)
+    graph.add_node("join", lambda hint: {"log": [hint], "hint": "of join"}).add_node("c", heard).add_node("last", heard)
+    graph.add_edge(START, "first").add_edge("first", ["a", "b"]).add_edge("a", "join").add_edge("b", "join")
+    route = dspy.Predict("log -> way: Literal['c', 'last']")
+    graph.add_conditional_edges("join", route, ["c", "last"], writes=["way"]).add_path("c", "last", END)
+    with dspy.context(lm=ScriptedLM([{"way": "c"}])):
+        run = graph.compile().run({"hint": "of the input"})
+    run.raise_error()
+    # Where branches join, one that has only reset the field has written nothing; a router's label is no other commit.
+    assert run.state["log"] == ["of the input", "of first", "of first", "of a", "of join", "none"]
+    assert (run.state["hint"], run.state["way"]) == ("none", "c")

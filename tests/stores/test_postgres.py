@@ -13,6 +13,7 @@ import sys
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
+from datetime import timedelta
 from threading import Barrier
 from typing import Any
 
@@ -20,13 +21,13 @@ import psycopg
 import pytest
 from psycopg import sql
 
+from dspyer import END, START, Graph
 from dspyer.errors import ConcurrentRunError, StateError, StoreError
 from dspyer.stores import open_store
 from dspyer.stores.base import Change, Point, Row, Snapshot
 from dspyer.stores.content import Content
-from dspyer.stores.postgres import Postgres, split_address
+from dspyer.stores.postgres import Postgres, Schemas, split_address
 from dspyer.testing.store_samples import BLOB, OTHER_BLOB, append, begin, content, copy_thread, owner, row, rows
-from tests.children import Child
 from tests.rows import each
 from tests.stores.proxy import AFTER, BEFORE, Proxy, proxy
 
@@ -277,13 +278,24 @@ def test_flush_and_new_epochs_wait_for_the_disk(store: Postgres, postgres: str) 
     assert seen == [*[("local" if waits else "off",) for _, waits in WAITING], ("on",), ("on",)]
 
 
-def test_leases_use_the_clock_of_the_server(store: Postgres, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("time.time", lambda: 0.0)
-    monkeypatch.setattr("time.monotonic", lambda: 0.0)
-    store.write(begin("t", "r", 1)._replace(lease=100.0))
-    thread = store.thread("t")
-    assert thread is not None
-    assert 0 < thread.lease <= 100
+def test_leases_use_the_clock_of_the_server(store: Postgres, postgres: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    program = Graph().add_node("n", lambda state: None, writes=[]).add_path(START, "n", END).compile(store=store)
+    store.write(Change("released"))
+    ago = sql.SQL("UPDATE {}.thread SET lease_until = now() - '2 days'::interval")
+    _execute(postgres, ago.format(_schema(postgres)))
+    two_days = timedelta(days=2)
+    for off in (0.0, 2e9):  # this machine's clock, decades off
+        monkeypatch.setattr("time.time", lambda off=off: off)
+        monkeypatch.setattr("time.monotonic", lambda off=off: off)
+        store.write(begin("t", "r", 1)._replace(lease=100.0))
+        thread = store.thread("t")
+        assert thread is not None
+        assert 0 < thread.lease <= 100
+        assert program.threads(idle=timedelta()) == program.threads(idle=two_days) == ["released"]
+        assert program.threads(idle=2 * two_days) == program.threads(idle=timedelta.max) == []
+        report = program.delete(["t", "released"], idle=two_days if off else 2 * two_days)
+        assert (report.threads, report.busy) == ((("released",), ("t",)) if off else ((), ("released", "t")))
+        store.delete(["t"])
 
 
 @pytest.fixture
@@ -322,39 +334,24 @@ def test_a_stored_blob_is_not_sent_again(store: Postgres, calls: list[Any]) -> N
     assert not any(BLOB.encode() in call for call in calls)
 
 
-PREPARE = """
-import sys
-from dspyer.stores.content import Content
-from dspyer.stores.postgres import Postgres
-store = Postgres(sys.argv[1])
-print("ready", flush=True)
-sys.stdin.readline()
-print(store.threads())
-store.close()
-"""
-
-
-def test_concurrent_processes_create_the_tables_once(postgres: str) -> None:
-    processes = [Child(PREPARE, postgres) for _ in range(4)]
-    try:
-        for process in processes:
-            assert process.stdout.readline() == "ready\n", process.stderr.read()
-        for process in processes:
-            process.stdin.write("\n")
-            process.stdin.flush()
-        assert [(process.stdout.read(), process.stderr.read()) for process in processes] == [("[]\n", "")] * 4
-        assert [process.wait() for process in processes] == [0] * 4
-    finally:
-        for process in processes:
-            process.kill()
-
-
 def test_concurrent_threads_create_the_tables_once(postgres: str) -> None:
     stores = [Postgres(postgres) for _ in range(8)]
     with ThreadPoolExecutor(8) as pool:
-        assert list(pool.map(lambda store: store.threads(), stores)) == [[]] * 8
+        assert list(pool.map(lambda store: store.write(Change(str(stores.index(store)))), stores)) == [1] * 8
+    assert stores[0].threads() == [str(number) for number in range(8)]
     for store in stores:
         store.close()
+
+
+def test_a_drop_waits_only_so_long(store: Postgres, postgres: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    store.write(Change("t"))
+    whole, _, schema = split_address(postgres)
+    monkeypatch.setattr("dspyer.stores.postgres.LOCK_TIMEOUT", "set_config('lock_timeout', '20', true)")
+    with psycopg.connect(whole) as other:
+        other.execute(sql.SQL("SELECT FROM {}.entry").format(_schema(postgres)))  # as a backup does
+        with pytest.raises(StoreError, match="lock timeout"):
+            Schemas(whole, prefix=str(schema)[:5]).drop(str(schema)[5:])
+    assert store.write(Change("t", 1)) == 1
 
 
 def test_concurrent_deletions_around_one_run_do_not_deadlock(store: Postgres) -> None:

@@ -5,8 +5,11 @@ Checkpoints, locks and versions of tables show only when a process dies or anoth
 
 from __future__ import annotations
 
+import contextlib
+import os
 import pickle
 import shutil
+import signal
 import sqlite3
 import threading
 import time
@@ -247,21 +250,33 @@ def test_the_commit_that_makes_the_log_too_long_empties_it(
         assert numbers(again, "r") == list(range(41))
 
 
-def test_the_log_that_a_killed_process_left_is_emptied(path: Path, tmp_path: Path) -> None:
-    """Each of many processes may be killed before it has written much: the next one counts what it finds."""
-    with SQLite(path) as store:
-        begin(store, "t", "r", 1)
-        for seq in range(1, 6):
-            store.write(big(seq))
-        left = path.read_bytes(), Path(f"{path}-wal").read_bytes()
-    killed = tmp_path / "killed.db"
-    killed.write_bytes(left[0])
-    Path(f"{killed}-wal").write_bytes(left[1])
-    assert LOG_LIMIT / 2 < log_size(killed) < LOG_LIMIT
-    with SQLite(killed) as store:
-        store.write(big(6))
-        assert log_size(killed) == 0
-        assert numbers(store, "r") == list(range(7))
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork() and signals")
+@pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")
+def test_the_log_that_killed_processes_left_is_emptied(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each was killed before it had written much: who finds the log counts all of it, SQLite itself too."""
+    for by_itself in (False, True):
+        monkeypatch.setattr(sqlite, "CHECKPOINTS_ITSELF", by_itself)
+        path, left = tmp_path / f"{by_itself}.db", []
+        for number in range(3):
+            child = os.fork()
+            if not child:
+                with contextlib.suppress(BaseException):
+                    store = SQLite(path)
+                    begin(store, f"t{number}", f"r{number}", 1)
+                    for seq in range(1, 4):
+                        store.write(append(f"t{number}", f"r{number}", seq, f"{number:03}{seq:03}" * 60_000))
+                    os.kill(os.getpid(), signal.SIGKILL)
+                os._exit(1)
+            assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == -signal.SIGKILL
+            left.append(log_size(path))
+        assert left[-1] > LOG_LIMIT / 4
+        assert max(left) <= LONGEST
+        with SQLite(path) as store:
+            begin(store, "t", "r", 1)
+            for seq in range(1, 2 + LOG_LIMIT // 360_000):
+                store.write(append("t", "r", seq, f"t{seq:05}" * 60_000))
+            assert log_size(path) <= LONGEST
+            assert [numbers(store, f"r{number}") for number in range(3)] == [list(range(4))] * 3
 
 
 def test_a_log_that_a_reader_needs_is_emptied_once_it_has_ended(store: SQLite, path: Path) -> None:

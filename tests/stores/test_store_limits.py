@@ -60,4 +60,6 @@ def test_it_measures_all_and_writes_its_section(
     for kind in bench.KINDS:
         assert all(f"| {kind}, {count} writer" in written for count in bench.QUICK.writers)
         assert all(f"| {kind}: {title} |" in written for title in bench.OPERATIONS)
+        assert f"| {kind}: `program.delete` of {bench.QUICK.page} threads (ms) |" in written
+    assert "completed (fewest) | 32 |" in written
     assert left == set(), "no table stays on the server"

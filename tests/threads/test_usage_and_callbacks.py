@@ -14,6 +14,7 @@ from dspyer import END, START, CompiledGraph, Graph, Thread
 from dspyer.stores import Memory, SQLite
 from dspyer.stores.base import Row, Store
 from dspyer.testing import ScriptedLM
+from tests.log.failing import Crash, FailingMemory, crash
 from tests.log.kinds import State
 from tests.log.processes import end_of, fork
 
@@ -128,6 +129,16 @@ def test_totals_stay_right_whatever_is_done_to_a_thread(tmp_path: Path) -> None:
     thread.prune(before=third.id)
     assert requests(thread) == 6, "what was pruned was paid"
     assert requests(asked(thread, 1)) == 8
+    failing = FailingMemory()
+    crashed = asked(build(failing).thread("t"), 1)
+    for goes_on, total in (("resume", 4), ("abandon", 7)):
+        failing.arm(crash, 4, after=False)  # the commit of the second node: its request is lost
+        with dspy.context(lm=ScriptedLM([{"verdict": "v"}, {"x": "done"}])), pytest.raises(Crash):
+            crashed.run({"q": "?"})
+        failing.rest()
+        with dspy.context(lm=ScriptedLM([{"verdict": "v"}, {"x": "done"}][goes_on == "resume" :])):
+            done = crashed.resume() if goes_on == "resume" else crashed.run({"q": "?"}, if_open="abandon")
+        assert (done.status, requests(crashed)) == ("completed", total), "a crashed run counts once"
 
 
 def test_totals_cost_the_same_at_any_length(tmp_path: Path) -> None:

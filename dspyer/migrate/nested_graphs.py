@@ -1,0 +1,190 @@
+"""Graphs that LangGraph's own engine runs inside of one node: which ones, and what is kept of them between questions.
+
+A graph is converted node by node where that gives what LangGraph gives. Others run whole, as graphs do that a function
+calls: they get a `Checkpoints` in place of a checkpointer, whose contents the run records with each question.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator, Mapping
+from functools import lru_cache
+from typing import Any, Final
+
+from langchain_core.runnables import RunnableConfig
+from langgraph.checkpoint.base import CheckpointTuple
+from langgraph.checkpoint.memory import InMemorySaver
+from langgraph.checkpoint.serde.event_hooks import SerdeEvent, register_serde_event_listener
+from langgraph.checkpoint.serde.jsonplus import JsonPlusSerializer
+from langgraph.graph.state import CompiledStateGraph
+from langgraph.types import Command
+
+from dspyer.errors import StateError
+from dspyer.migrate.code_reading import NodeCode, is_a, read_code
+from dspyer.migrate.internals import AllowedTypes, allowed_types
+
+CHECKPOINTS: Final = "langgraph_checkpoints"
+"""The field with the checkpoints of graphs that were compiled with `checkpointer=True`, by namespace."""
+
+
+def names_parent(code: NodeCode) -> bool:
+    """Return whether `Command.PARENT`, a text, is among what functions name or write."""
+    parent = Command.PARENT
+    used = [use.value.graph if is_a(use.value, Command) else use.value for use in code.uses]
+    return parent in code.constants() or any(type(one) is str and one == parent for one in used)
+
+
+def why_whole(graph: CompiledStateGraph[Any, Any, Any, Any]) -> str:
+    """Return why a graph that is a node runs whole; empty if it can be converted node by node."""
+    if graph.checkpointer is True:
+        return "it was compiled with checkpointer=True"
+    for name, spec in graph.builder.nodes.items():
+        # A graph that leaves by such a Command leads to a node of this one, which can be converted.
+        if not isinstance(spec.runnable, CompiledStateGraph) and names_parent(read_code(spec.runnable)):
+            return f"its node {name!r} returns Command(graph=Command.PARENT)"
+    return ""
+
+
+def graphs_inside(builder: Any, seen: set[int] | None = None) -> Iterator[CompiledStateGraph[Any, Any, Any, Any]]:
+    """The graphs that are nodes of a graph or that its nodes call, at any depth, as far as code names them."""
+    seen = set() if seen is None else seen
+    for spec in builder.nodes.values():
+        found: list[Any] = [use.value for use in read_code(spec.runnable).values(CompiledStateGraph)]
+        for graph in found:
+            if id(graph) not in seen:
+                seen.add(id(graph))
+                yield graph
+                yield from graphs_inside(graph.builder, seen)
+
+
+def has_memory(builder: Any) -> bool:
+    """Return whether a graph inside of this one remembers what its earlier runs on a thread have left."""
+    return any(graph.checkpointer is True for graph in graphs_inside(builder))
+
+
+def allowed_in(builder: Any) -> AllowedTypes:
+    """The classes of values that the checkpoints of graphs inside of this one may hold."""
+    return frozenset().union(*[allowed_types(graph.builder) for graph in graphs_inside(builder)])
+
+
+class Checkpoints(InMemorySaver):
+    """The checkpoints of the graphs that one node runs. They name no thread: a copy of it has them, too."""
+
+    def __init__(self, allowed: AllowedTypes) -> None:
+        super().__init__(serde=_serializer(allowed))
+
+    def dump(self, *, lasting: bool = False) -> dict[str, bytes]:
+        """The latest checkpoint of each namespace, or of the `lasting` ones: those without the id of a task.
+
+        Raises:
+            StateError: if one could not be read again.
+        """
+        found = [ns for ns, entries in self.storage[""].items() if entries and not (lasting and ":" in ns)]
+        return {ns: self._packed(ns) for ns in found}
+
+    def load(self, dumped: Mapping[str, bytes]) -> None:
+        """Go on from what `dump` gave."""
+        for ns, packed in dumped.items():
+            chain, blobs, writes = self.serde.loads_typed(("msgpack", packed))
+            for entry, checkpoint, metadata, parent in chain:
+                self.storage[""][ns][entry] = (*checkpoint,), (*metadata,), parent
+            for channel, version, blob in blobs:
+                self.blobs["", ns, channel, version] = (*blob,)
+            for entry, task, index, channel, value, path in writes:
+                self.writes["", ns, entry][task, index] = task, channel, (*value,), path
+
+    def _packed(self, ns: str) -> bytes:
+        entries = self.storage[""][ns]
+        chain, versions = [max(entries)], {}
+        while True:
+            checkpoint, metadata, parent = entries[chain[-1]]
+            versions.update(dict.fromkeys(self.serde.loads_typed(checkpoint)["channel_versions"].items()))
+            counts = self.serde.loads_typed(metadata).get("counters_since_delta_snapshot") or {}
+            # A DeltaChannel is made of the writes since its last snapshot.
+            if parent not in entries or not any(map(any, counts.values())):
+                break
+            chain.append(parent)
+        blobs = [(*key, self.blobs["", ns, *key]) for key in versions if ("", ns, *key) in self.blobs]
+        writes = [
+            (entry, *key, channel, value, path)
+            for entry in chain
+            for key, (_, channel, value, path) in self.writes.get(("", ns, entry), {}).items()
+        ]
+        for value in (*[blob for *_, blob in blobs], *[value for *_, value, _ in writes]):
+            if value[0] != "empty":
+                self.serde.loads_typed(value)
+        packed: tuple[str, bytes] = self.serde.dumps_typed(
+            [[(entry, *entries[entry]) for entry in chain], blobs, writes]
+        )
+        return packed[1]
+
+    def get_tuple(self, config: RunnableConfig) -> CheckpointTuple | None:
+        """Get a checkpoint, as the class above."""
+        return super().get_tuple(_without_thread(config))
+
+    def list(self, config: RunnableConfig | None, **options: Any) -> Iterator[CheckpointTuple]:
+        """List checkpoints, as the class above."""
+        yield from super().list(config and _without_thread(config), **options)
+
+    def put(self, config: RunnableConfig, *parts: Any) -> RunnableConfig:
+        """Keep a checkpoint, as the class above."""
+        return super().put(_without_thread(config), *parts)
+
+    def put_writes(self, config: RunnableConfig, *parts: Any, **options: Any) -> None:
+        """Keep what a task wrote, as the class above."""
+        super().put_writes(_without_thread(config), *parts, **options)
+
+    def get_delta_channel_history(self, *, config: RunnableConfig, **options: Any) -> Any:
+        """Get the writes of channels, as the class above."""
+        return super().get_delta_channel_history(config=_without_thread(config), **options)
+
+
+def _without_thread(config: RunnableConfig) -> RunnableConfig:
+    """A config of the place alone: LangGraph would keep the thread, and what else the caller has configured."""
+    given = config.get("configurable", {})
+    place = {key: given.get(key) for key in ("checkpoint_ns", "checkpoint_id") if key in given}
+    return {"configurable": {**place, "thread_id": ""}}
+
+
+_NO_DATA: Final = "no data"
+
+
+class _Serializer(JsonPlusSerializer):
+    """LangGraph's own bytes. What cannot be written or read is an error only where it would have to be."""
+
+    def dumps_typed(self, obj: Any) -> tuple[str, bytes]:
+        try:
+            found: tuple[str, bytes] = super().dumps_typed(obj)
+        except TypeError as error:  # a graph that never asks may hold anything
+            return _NO_DATA, str(error).encode()
+        return found
+
+    def loads_typed(self, data: tuple[str, bytes]) -> Any:
+        if data[0] == _NO_DATA:
+            raise StateError(
+                f"a graph that LangGraph runs inside of a node holds a value that cannot be kept: {data[1].decode()}; "
+                "pass it as context, or make it plain data"
+            )
+        blocked: list[SerdeEvent] = []
+        here = threading.get_ident()
+
+        def note(event: SerdeEvent) -> None:
+            if threading.get_ident() == here and "blocked" in event["kind"]:
+                blocked.append(event)
+
+        stop = register_serde_event_listener(note)
+        try:
+            found = super().loads_typed(data)
+        finally:
+            stop()
+        for event in blocked:
+            raise StateError(
+                f"a graph that LangGraph runs inside of a node holds a {event['module']}.{event['name']}, which no "
+                "field of it names: annotate its field with this class, so that its checkpoints may be read"
+            )
+        return found
+
+
+@lru_cache(maxsize=64)
+def _serializer(allowed: AllowedTypes) -> _Serializer:
+    return _Serializer(allowed_msgpack_modules=list(allowed) or None)

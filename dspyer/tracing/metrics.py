@@ -1,0 +1,205 @@
+"""Metrics of OpenTelemetry: plain numbers that its readers ask for, and the duration of each run, which is recorded.
+
+A step costs nothing while it runs: its commit is in the log of its run. What is new there is counted when a reader asks
+and when the run ends; of a stored run, what is written. So the numbers are those of the history, and no attempt, kept
+commit or resume counts twice. Names of threads, and values, are in no attribute.
+
+`dspyer.tracing` imports this module once a program has imported `opentelemetry.metrics`.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import time
+from collections import defaultdict
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import lru_cache, partial
+from threading import RLock
+from typing import Any, ClassVar, Final
+
+import dspy
+from opentelemetry import metrics
+
+from dspyer.errors import error_text
+from dspyer.extend import Layer, Place
+from dspyer.lm.tap import Subscriber, subscribing
+from dspyer.stores.base import Store
+
+logger = logging.getLogger("dspyer")
+
+ACTIVE: Final = "dspyer.runs.active"
+INSTRUMENTS: Final = {
+    ACTIVE: ("{run}", "graph", "Runs that are going on."),
+    "dspyer.runs": ("{run}", "graph status", "Runs that have ended."),
+    "dspyer.resumes": ("{run}", "graph", "Runs that were resumed."),
+    "dspyer.takeovers": ("{run}", "graph", "Runs that have replaced the owner of their thread."),
+    "dspyer.steps": ("{step}", "graph node", "Commits of nodes."),
+    "dspyer.node.errors": ("{error}", "graph node", "Attempts of nodes that have raised."),
+    "dspyer.tokens": ("{token}", "graph model direction", "Tokens of LM calls; none for a response from a cache."),
+    "dspyer.cost": ("USD", "graph model", "Cost of LM calls whose price is known."),
+    "dspyer.store.writes": ("{write}", "store", "Transactions that stores have written."),
+    "dspyer.store.write.time": ("s", "store", "Time that they took."),
+    "dspyer.store.pool.wait": ("s", "store", "Time for which calls have waited for a connection."),
+}
+"""What readers ask for: unit, attributes, description. `docs/guides/tracing.md` has the same table."""
+
+
+class Metrics(Layer):
+    """The numbers of one meter provider, and the layer that counts runs. May be used from any thread."""
+
+    place: ClassVar[Place] = "outside"
+
+    def __init__(self, provider: metrics.MeterProvider) -> None:
+        self.provider = provider
+        self._values = defaultdict[tuple[str, ...], float](int)  # by instrument and values of attributes
+        self.forget_runs()
+        meter = provider.get_meter("dspyer")
+        self._duration = meter.create_histogram("dspyer.run.duration", "s", "How long runs took.")
+        for name, (unit, attributes, text) in INSTRUMENTS.items():
+            make = meter.create_observable_up_down_counter if name == ACTIVE else meter.create_observable_counter
+            make(name, [partial(self._observed, name, attributes.split())], unit, text)
+
+    def forget_runs(self) -> None:
+        """In a forked process: the runs are its parent's, of which another thread may have held the lock."""
+        self._lock = RLock()  # a handler of a signal may ask for the numbers
+        self._open: list[OpenRun] = []
+        self._values.update({key: 0 for key in self._values if key[0] == ACTIVE})
+
+    def add(self, amount: float, name: str, *attributes: str) -> None:
+        """Counts."""
+        with self._lock:
+            self._values[name, *attributes] += amount
+
+    @contextmanager
+    def run(self, run: Any) -> Iterator[None]:
+        """A block in which a run is counted."""
+        opened = OpenRun(run, len(run.run.log))
+        graph, hearing = run.graph.name, LMCounts(self, run.graph.name)
+        self._open.append(opened)
+        if run.inside is None:
+            self.add(1, ACTIVE, graph)
+            self.add(run.records.resumes > 0, "dspyer.resumes", graph)
+            self.add(run.records.took_over, "dspyer.takeovers", graph)
+        try:
+            # Each LM call counts for the innermost graph, as steps do.
+            with dspy.context(**subscribing(hearing, instead_of=(LMCounts,))):
+                yield
+        finally:
+            self._end(opened, graph)
+
+    def _end(self, opened: OpenRun, graph: str) -> None:
+        session, status = opened.session, opened.session.ending[0]
+        with self._lock:
+            if opened not in self._open:
+                return  # it is the run of a parent process
+            self._open.remove(opened)
+            opened.count(self)
+            for failed in session.run.failures:
+                self.add(1 + len(failed.failed_attempts), "dspyer.node.errors", graph, failed.node)
+            if session.inside is not None:
+                return
+            self.add(-1, ACTIVE, graph)
+            self.add(1, "dspyer.runs", graph, status)
+        try:
+            self._duration.record(time.perf_counter() - session.began[1], {"graph": graph, "status": status})
+        except Exception as error:  # noqa: BLE001 - the run counts, not its metrics
+            _warn(f"OpenTelemetry could not record the duration of a run: {error_text(error)}")
+
+    def _observed(self, name: str, attributes: list[str], _: object) -> list[metrics.Observation]:
+        with self._lock:
+            for opened in self._open:
+                opened.count(self)
+            found = [(key[1:], value) for key, value in self._values.items() if key[0] == name]
+        return [metrics.Observation(value, dict(zip(attributes, key, strict=True))) for key, value in found]
+
+
+@dataclass(eq=False)
+class OpenRun:
+    """A run that goes on.
+
+    Attributes:
+        session: the run.
+        counted: how many of its commits are counted, or were made before.
+    """
+
+    session: Any
+    counted: int
+
+    def count(self, numbers: Metrics) -> None:
+        """Counts its commits since the last time."""
+        session, graph = self.session, self.session.graph
+        log = (session.run if session.log is None else session.log.run).log
+        for index in range(self.counted, len(log)):
+            commit, node = log[index].commit, graph.nodes.get(log[index].commit.node)
+            if node is None or len(log[index].parents) != 1 or commit.is_manual():
+                continue  # the inputs, a join, or an edit
+            numbers.add(1, "dspyer.steps", graph.name, node.name)
+            items = commit.patch.get(node.mapped.failures, ()) if node.mapped else ()
+            errors = len(commit.failed_attempts) + (commit.failure is not None) + len(items)
+            numbers.add(errors, "dspyer.node.errors", graph.name, node.name)
+        self.counted = len(log)
+
+
+class LMCounts(Subscriber):
+    """Counts what the LM calls of a run have used. Those of a worker of an executor are counted there."""
+
+    def __init__(self, numbers: Metrics, graph: str) -> None:
+        self._add, self._graph = numbers.add, graph
+
+    def ended(self, call: Any) -> None:
+        """Counts a call."""
+        of = self._graph, str(call.lm.model)
+        for counts in call.counts:
+            self._add(counts.prompt, "dspyer.tokens", *of, "input")
+            self._add(counts.response, "dspyer.tokens", *of, "output")
+        if (cost := call.cost) is not None:
+            self._add(cost, "dspyer.cost", *of)
+
+
+_making = RLock()
+_made: list[Metrics] = []  # of the provider: a program sets one
+
+
+def metrics_here() -> list[Metrics]:
+    """The numbers of the program's meter provider; none if it has set none."""
+    try:
+        provider = metrics.get_meter_provider()
+        if type(provider).__module__.startswith("opentelemetry.metrics"):
+            return []  # of the API itself, which counts nothing
+        with _making:
+            if not _made or _made[0].provider is not provider:
+                _made[:] = [Metrics(provider)]
+            return [*_made]
+    except Exception as error:  # noqa: BLE001 - of a provider that the environment names: the run goes on
+        _warn(f"OpenTelemetry has no usable meter provider, so nothing is counted: {error_text(error)}")
+        return []
+
+
+def add_store_time(what: str, store: Any, seconds: float) -> None:
+    """Counts a write of a store, or a wait for a connection. A store is known by its class: addresses name people."""
+    for numbers in metrics_here():
+        while isinstance(inside := getattr(store, "store", None), Store):  # one over many has none
+            store = inside
+        kind = next(cls.__name__ for cls in type(store).__mro__ if not cls.__name__.startswith("_")).lower()
+        numbers.add(seconds, f"dspyer.store.{what}", kind)
+        numbers.add(what == "write.time", "dspyer.store.writes", kind)
+
+
+@lru_cache
+def _warn(text: str) -> None:
+    """Warns once: each step may find the same."""
+    logger.warning(text)
+
+
+def _after_fork() -> None:
+    global _making  # noqa: PLW0603 - another thread of the parent may have held it
+    _making = RLock()
+    for numbers in _made:
+        numbers.forget_runs()
+
+
+if hasattr(os, "register_at_fork"):  # not on Windows
+    os.register_at_fork(after_in_child=_after_fork)
