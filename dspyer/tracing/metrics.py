@@ -12,17 +12,19 @@ from __future__ import annotations
 import logging
 import os
 import time
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import lru_cache, partial
+from itertools import islice
 from threading import RLock
 from typing import Any, ClassVar, Final
 
 import dspy
 from opentelemetry import metrics
 
+from dspyer import clock
 from dspyer.errors import error_text
 from dspyer.extend import Layer, Place
 from dspyer.lm.tap import Subscriber, subscribing
@@ -132,15 +134,19 @@ class OpenRun:
         """Counts its commits since the last time."""
         session, graph = self.session, self.session.graph
         log = (session.run if session.log is None else session.log.run).log
-        for index in range(self.counted, len(log)):
-            commit, node = log[index].commit, graph.nodes.get(log[index].commit.node)
-            if node is None or len(log[index].parents) != 1 or commit.is_manual():
-                continue  # the inputs, a join, or an edit
-            numbers.add(1, "dspyer.steps", graph.name, node.name)
-            items = commit.patch.get(node.mapped.failures, ()) if node.mapped else ()
-            errors = len(commit.failed_attempts) + (commit.failure is not None) + len(items)
-            numbers.add(errors, "dspyer.node.errors", graph.name, node.name)
+        steps, errors = Counter[str](), Counter[str]()
+        for entry in islice(log, self.counted, None):
+            commit, node = entry.commit, graph.nodes.get(entry.commit.node)
+            if node is None:
+                continue  # the inputs, or a join
+            steps[commit.node] += 1
+            if commit.failed_attempts or commit.failure or node.mapped:
+                items = commit.patch.get(node.mapped.failures, ()) if node.mapped else ()
+                errors[commit.node] += len(commit.failed_attempts) + (commit.failure is not None) + len(items)
         self.counted = len(log)
+        for name, count in steps.items():
+            numbers.add(count, "dspyer.steps", graph.name, name)
+            numbers.add(errors[name], "dspyer.node.errors", graph.name, name)
 
 
 class LMCounts(Subscriber):
@@ -167,12 +173,14 @@ def metrics_here() -> list[Metrics]:
     """The numbers of the program's meter provider; none if it has set none."""
     try:
         provider = metrics.get_meter_provider()
+        if _made and _made[0].provider is provider:
+            return _made
         if type(provider).__module__.startswith("opentelemetry.metrics"):
             return []  # of the API itself, which counts nothing
         with _making:
             if not _made or _made[0].provider is not provider:
                 _made[:] = [Metrics(provider)]
-            return [*_made]
+            return _made
     except Exception as error:  # noqa: BLE001 - of a provider that the environment names: the run goes on
         _warn(f"OpenTelemetry has no usable meter provider, so nothing is counted: {error_text(error)}")
         return []
@@ -181,11 +189,14 @@ def metrics_here() -> list[Metrics]:
 def add_store_time(what: str, store: Any, seconds: float) -> None:
     """Counts a write of a store, or a wait for a connection. A store is known by its class: addresses name people."""
     for numbers in metrics_here():
-        while isinstance(store, StoreAround):
+        while StoreAround in type(store).__mro__:  # faster than `isinstance` of an abstract class
             store = store.store
         kind = type(store).__name__.lower()
         numbers.add(seconds, f"dspyer.store.{what}", kind)
         numbers.add(what == "write.time", "dspyer.store.writes", kind)
+
+
+clock.timers[:] = [add_store_time]  # in the place of what imports this module
 
 
 @lru_cache
