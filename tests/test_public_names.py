@@ -96,6 +96,7 @@ def test_every_documented_name_is_public() -> None:
         "dspyer.runtime.streams.Events",  # as `program.stream(...)`
         "dspyer.stores.base",  # by authors of stores
         "dspyer.stores.postgres.Postgres",  # by its address; importing it needs a driver
+        "dspyer.stores.postgres.Schemas",  # as above
         "dspyer.stores.encrypted.Encrypted",  # importing it needs an extra
     }
     assert not DOCUMENTED - PUBLIC.keys() - {*PLACES.values()} - reached

@@ -7,6 +7,7 @@ import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from datetime import UTC, datetime
+from functools import partial
 from typing import TYPE_CHECKING, Any, Literal, Self
 
 from dspyer.archive.archived_thread import ArchivedThread
@@ -101,7 +102,8 @@ class Archive:
             self._store = self._store if isinstance(self._store, Encrypted) else Encrypted(self._store, key)
         # Without a program there is no schema: what the graph of a run has declared is in its stored fingerprint.
         decode = encoding.decoder((), Opaque.of)
-        self._reader = HistoryReader(CheckedStore(self._store), Schema.of(None), decode, redact=redact)
+        self._read = partial(HistoryReader, schema=Schema.of(None), decode=decode, redact=redact)
+        self._reader = self._read(CheckedStore(self._store))
 
     @property
     def address(self) -> str:
@@ -281,7 +283,7 @@ class Archive:
         if store.thread(name) is None:
             near = suggestion(name, store.threads(after=name[: len(name) // 2], limit=NAMES))  # those that begin alike
             raise ThreadError(f"no thread {name!r} in {store.address!r}.{near or ' archive.threads() lists them.'}")
-        return ArchivedThread(self._reader, name)
+        return ArchivedThread(self._read(CheckedStore(self._store, thread=name)), name)
 
     def close(self) -> None:
         """Closes the store, unless it was given as a store.

@@ -222,4 +222,4 @@ def export_thread(common: CommonOptions, thread: str, file: Path) -> str:
 def load_thread(common: CommonOptions, thread: str, file: Path) -> None:
     """Make a thread from an exported file, in a store that is created if there is none."""
     with open_to_write(common, create=True) as store:
-        load(CheckedStore(store), thread, file)
+        load(CheckedStore(store, thread=thread), thread, file)

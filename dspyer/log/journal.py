@@ -37,7 +37,19 @@ from dspyer import clock
 from dspyer.errors import ConcurrentRunError, DspyerError, StateError, StoreError
 from dspyer.log.reader import RecoveredState, SinceSnapshot, SnapshotState, snapshot_content
 from dspyer.log.rows import DraftRow, EndRow, RowKind
-from dspyer.stores.base import INBOX, Change, Owner, Point, Row, RunRow, Snapshot, Store, StoreAround, ThreadRow
+from dspyer.stores.base import (
+    ASKED_FOR,
+    INBOX,
+    Change,
+    Owner,
+    Point,
+    Row,
+    RunRow,
+    Snapshot,
+    Store,
+    StoreAround,
+    ThreadRow,
+)
 from dspyer.stores.content import blob_id
 from dspyer.waiting import at_fork, held_back
 from dspyer.worker_threads import run_in_thread
@@ -151,14 +163,15 @@ class CheckedStore(StoreAround):
     Args:
         store: the store.
         check: raises for a change that must not be written; None for no check.
+        thread: the thread whose runs alone are looked up by their ids; `""` for any.
 
     Attributes:
         heads: what this process remembers of the threads of the store. A failure or a deletion forgets all of it.
     """
 
-    def __init__(self, store: Store, check: CheckChange | None = None) -> None:
+    def __init__(self, store: Store, check: CheckChange | None = None, thread: str = "") -> None:
         super().__init__(store)
-        self.check = check
+        self.check, self._asked_for = check, thread
         self.heads: Heads = store.heads if isinstance(store, CheckedStore) else Heads.of(store)
 
     def blobs(self, ids: Collection[str]) -> dict[str, bytes]:
@@ -173,6 +186,7 @@ class CheckedStore(StoreAround):
         """Call a method of the store, and convert what it raises."""
         if name in ("delete", "delete_unreachable"):
             self.heads.forget()
+        asked = ASKED_FOR.set(self._asked_for)
         try:
             if self.check is not None and name in ("write", "write_now"):
                 self.check(args[0])
@@ -191,6 +205,8 @@ class CheckedStore(StoreAround):
                 f"the store {self.store.address!r} failed: {type(error).__name__}: {error}. What was reported before "
                 "is kept; repair the store, then call resume() on the thread"
             ) from error
+        finally:
+            ASKED_FOR.reset(asked)
 
 
 logger = logging.getLogger("dspyer")

@@ -23,8 +23,7 @@ def open_store(address: Store | str | os.PathLike[str], *, read_only: bool = Fal
         read_only: opens a file or a database without writing to it: it is neither created nor brought up to date.
 
     Returns:
-        The store. A file that does not exist is created by the first write, tables in PostgreSQL on first use, unless
-            `read_only`.
+        The store. A file or tables that do not exist are created by the first write, unless `read_only`.
 
     Raises:
         StoreError: `read_only`, and there is no such file.

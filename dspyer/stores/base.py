@@ -14,6 +14,7 @@ from __future__ import annotations
 import json
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from contextvars import ContextVar
 from typing import Any, Concatenate, NamedTuple, ParamSpec, Self, TypeVar
 
 from dspyer.errors import ConcurrentRunError
@@ -166,6 +167,10 @@ class DeletionReport(NamedTuple):
     kept: Mapping[str, tuple[str, ...]]
     erased: bool = True
     busy: tuple[str, ...] = ()
+
+
+ASKED_FOR: ContextVar[str] = ContextVar("asked_for", default="")
+"""The thread whose runs and blobs a caller looks up, `""` if it may be any: they lie where the thread does."""
 
 
 def never(_: object) -> bool:

@@ -10,7 +10,8 @@ How concurrent writers are kept apart:
   thread, the second one waits, reads the epoch of the first, and is refused.
 - *Lock order.* The row of the thread, then the rows of the runs that are named, sorted, then the blobs, sorted.
   Transactions that lock in one order cannot deadlock. A deletion locks all threads and runs that decide what it deletes
-  in the same order, and reads them again once it has the locks.
+  in the same order, and reads them again once it has the locks. All of these begin with the table of threads: what
+  locks that table excludes them, and then has no writer before it.
 - *Poolers.* Nothing is kept in a session (prepared statements, advisory locks, settings), so a pooler that gives each
   transaction another connection may be in between. A lost connection is replaced and the write repeated once:
   `plan_write` recognizes a change that was written the first time.
@@ -22,11 +23,13 @@ are the same in SQLite.
 from __future__ import annotations
 
 import os
+import re
 import threading
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
+from functools import partial
 from types import MappingProxyType
-from typing import Any, TypeVar
+from typing import Any, ClassVar, TypeVar
 from urllib.parse import quote, unquote, urlsplit
 from weakref import WeakSet, WeakValueDictionary, finalize
 
@@ -39,8 +42,8 @@ except ImportError as error:
     raise ImportError("a store in PostgreSQL needs psycopg: pip install 'psycopg[binary]'") from error
 
 from dspyer import clock
-from dspyer.errors import StoreError
-from dspyer.stores.base import ENDINGS, Change, CurrentRows, DeletionReport, WritePlan
+from dspyer.errors import ConcurrentRunError, StoreError, ThreadError, brief
+from dspyer.stores.base import ENDINGS, Change, CurrentRows, DeletionReport, Store, WritePlan
 from dspyer.stores.sql import (
     ALL_TABLES,
     LAST,
@@ -57,10 +60,12 @@ from dspyer.stores.sql import (
     encode_json,
     encode_text,
     ended_by,
+    ended_range,
     read_around,
     read_run,
     write_planned,
 )
+from dspyer.values.scalars import check_flags
 from dspyer.waiting import at_fork
 
 # The server of a PostgreSQL store: its connections, its address and its tables.
@@ -295,17 +300,18 @@ def _join_address(scheme: str, host: str, path: str, options: list[str]) -> str:
 # --- tables
 
 _TYPES = {"name": "bytea", "id": 'text COLLATE "C"', "bytes": "bytea", "time": "timestamptz"}
-TABLES = ALL_TABLES.format(**_TYPES, thread="WITH (fillfactor = 50)", keyed="", version=VERSION, s="{s}")
+_LATER = {"s": "{s}", "largest": "{largest}"}
+TABLES = ALL_TABLES.format(**_TYPES, **_LATER, thread="WITH (fillfactor = 50)", keyed="", version=VERSION)
 
 
-def prepare(connection: Connection, schema: str, read_only: bool) -> None:
-    """Create the tables if there are none and that is allowed.
+def prepare(connection: Connection, schema: str, largest: str | None) -> bool:
+    """Return whether there are tables. Without any, create them, with `largest` in the table `fence`, if that is given.
 
     Raises:
-        StoreError: there are none, or they have another version.
+        StoreError: they have another version.
     """
     version = _version_of(connection, schema)
-    if not version and not read_only:
+    if not version and largest is not None:
         with connection.transaction():
             # Held until the transaction ends: of many processes that start at once, one creates the tables.
             connection.execute("SELECT pg_advisory_xact_lock(hashtextextended('dspyer ' || %s, 0))", [schema])
@@ -314,15 +320,14 @@ def prepare(connection: Connection, schema: str, read_only: bool) -> None:
                 if not connection.execute("SELECT FROM pg_namespace WHERE nspname = %s", [schema]).rowcount:
                     # Asked first: CREATE SCHEMA IF NOT EXISTS needs the right to create even if the schema exists.
                     connection.execute(sql.SQL("CREATE SCHEMA {}").format(sql.Identifier(schema)))
-                connection.execute(sql.SQL(TABLES).format(s=sql.Identifier(schema)))
-                return
-    if not version:
-        raise StoreError(f"there are no tables of a store in schema {schema!r}: name the database of a store")
-    if version != VERSION:
+                connection.execute(sql.SQL(TABLES).format(s=sql.Identifier(schema), largest=sql.SQL(largest)))
+                return True
+    if version and version != VERSION:
         raise StoreError(
             f"the tables in schema {schema!r} are of version {version}, and this dspyer knows version {VERSION}: use "
             "the dspyer that made them, or another schema"
         )
+    return bool(version)
 
 
 def _version_of(connection: Connection, schema: str) -> int:
@@ -340,7 +345,7 @@ CONNECTIONS = 8
 
 
 class Postgres(SQLStore):
-    """A store in the tables of one schema of a PostgreSQL database; they are created on first use.
+    """A store in the tables of one schema of a PostgreSQL database; the first write creates them.
 
     It works behind poolers that give each transaction another connection. A write whose connection is lost is repeated
     once on a new one.
@@ -355,7 +360,7 @@ class Postgres(SQLStore):
         schema: the schema of the tables; `?schema=` in the address names it as well.
         connections: how many connections this process may have at once. Stores with the same server, user and number
             share them, whatever their schemas are.
-        read_only: reads the tables and writes nothing: they are not created.
+        read_only: reads the tables, which must exist, and writes nothing.
         flush: whether each change is on the server's disk when its write returns, so that a crash of the server loses
             nothing.
 
@@ -386,6 +391,9 @@ class Postgres(SQLStore):
         self._read_only = read_only
         self._flush = flush
 
+    _LARGEST: ClassVar = "0"
+    """The largest epoch of the deleted threads of a new schema."""
+
     @property
     def address(self) -> str:
         return self._public if self._schema == SCHEMA else with_schema(self._public, self._schema)
@@ -405,7 +413,7 @@ class Postgres(SQLStore):
             with session.connection.transaction():
                 return write_planned(session, change, encoded)
 
-        return self._run(work, writes=True)
+        return self._run(work, writes=True, creates=not change.epoch and bool(change.thread or change.run))
 
     def _read(self, work: Callable[[SQLSession], T]) -> T:
         return self._run(work)
@@ -424,25 +432,34 @@ class Postgres(SQLStore):
 
     def vacuum(self) -> None:
         """Rewrite the tables without deleted rows; all other users of the tables wait meanwhile."""
-        tables = ", ".join([f"{{s}}.{name}" for name in ("thread", "run", "entry", "snapshot", "blob", "ref", "link")])
-        self._run(lambda session: session(f"VACUUM (FULL, ANALYZE) {tables}"), writes=True)
+        self._run(lambda session: session(f"VACUUM (FULL, ANALYZE) {_WITH_ROWS}"), writes=True)
 
     def close(self) -> None:
         self._connections.close(self)
 
-    def _run(self, work: Callable[[PostgresSession], T], writes: bool = False) -> T:
+    def _run(self, work: Callable[[PostgresSession], T], writes: bool = False, creates: bool = False) -> T:
         if writes and self._read_only:
             raise StoreError(
                 f"the store {self.address!r} was opened for reading only: open_store(address) opens it to write"
             )
 
         def prepared(connection: Connection) -> T:
-            if not self._prepared:
-                prepare(connection, self._schema, self._read_only)
-                self._prepared = True
-            return work(PostgresSession(connection, self._schema))
+            ready = self._prepared or prepare(connection, self._schema, self._LARGEST if creates else None)
+            self._prepared = ready  # not read again: another thread may find that the schema was dropped
+            if self._read_only and not ready:
+                raise StoreError(
+                    f"there are no tables of a store in schema {self._schema!r}: name the database of a store"
+                )
+            return work((PostgresSession if ready else _NoTables)(connection, self._schema))
 
-        return self._connections.run(self, prepared)
+        def again(connection: Connection) -> T:
+            try:
+                return prepared(connection)
+            except (psycopg.errors.UndefinedTable, psycopg.errors.InvalidSchemaName):  # it was dropped since
+                self._prepared = False
+                return prepared(connection)
+
+        return self._connections.run(self, again)
 
 
 # --- writing: one statement where that is enough, else one transaction
@@ -511,6 +528,7 @@ class PostgresSession(SQLSession):
     """Executes statements with a connection. `{s}` in them is the name of the schema, `?` a value in binary form."""
 
     lease = "extract(epoch FROM lease_until - clock_timestamp())::float8"
+    ago = "now() - make_interval(secs => least(?, 1e10))"  # now(): read once, not for each row
     options = MappingProxyType({"binary": True})
 
     def __init__(self, connection: Connection, schema: str) -> None:
@@ -544,7 +562,7 @@ class PostgresSession(SQLSession):
     def _lock_thread(self, change: Change, values: Values) -> CurrentRows:
         """Lock the row of the thread, inserted first if the change creates it."""
         if not change.thread:
-            self("LOCK TABLE {s}.thread IN ROW SHARE MODE")  # excludes a deletion that searches the whole store
+            self(_BEGIN)
             return CurrentRows()
         if not change.epoch:
             self(_NEW_THREAD, values)
@@ -566,6 +584,16 @@ class PostgresSession(SQLSession):
     def lock_blobs(self, blobs: list[bytes]) -> None:
         # Before the references are searched: a writer of a new reference holds the blob until its commit.
         self(_LOCK_BLOBS, [blobs])
+
+
+class _NoTables(PostgresSession):
+    """A session in a schema without tables: it finds nothing, and there is nothing to change."""
+
+    def __call__(self, statement: str, values: Any = ()) -> list[tuple[Any, ...]]:  # noqa: ARG002
+        return []
+
+    def count(self, statement: str, values: Any = ()) -> int:  # noqa: ARG002
+        return 0
 
 
 def _values(change: Change) -> dict[str, Any]:
@@ -599,7 +627,7 @@ def _append(session: PostgresSession, change: Change, encoded: EncodedChange) ->
         "bodies": [encoded.bodies[row.seq] for row in change.rows],
     }
     try:
-        return bool(session(statement, values)[0][0])
+        return any(count for count, _ in session(statement, values))
     except (psycopg.errors.UniqueViolation, psycopg.errors.SerializationFailure):
         return False
 
@@ -629,6 +657,8 @@ TRIES = 5
 
 # Every writer locks one of these tables before it writes: nothing new can refer to what is about to be deleted.
 _LOCK = "LOCK TABLE {s}.thread, {s}.entry IN EXCLUSIVE MODE"
+_BEGIN = "LOCK TABLE {s}.thread IN ROW SHARE MODE"
+"""Begins a transaction that does not begin with a row of a thread: one that excludes all writers then waits for it."""
 _LOCK_THREADS = "SELECT FROM {s}.thread WHERE name = ANY(%b) ORDER BY name FOR UPDATE"
 _LOCK_RUNS = "SELECT FROM {s}.run WHERE id = ANY(%b) ORDER BY id FOR UPDATE"
 _LOCK_BLOBS = "SELECT FROM {s}.blob WHERE id = ANY(%b) ORDER BY id FOR UPDATE"
@@ -647,6 +677,7 @@ def _delete(session: PostgresSession, names: Collection[str], plan: Plan) -> Del
             if not names or turn == TRIES:
                 session(_LOCK)
             else:
+                session(_BEGIN)
                 before = read_around(session, names)
                 session(_LOCK_THREADS, [sorted(encode_text(name) for name in {*before[0], *names})])
                 session(_LOCK_RUNS, [sorted(before[1])])
@@ -654,3 +685,166 @@ def _delete(session: PostgresSession, names: Collection[str], plan: Plan) -> Del
             if before is None or (threads.keys() <= before[0].keys() and runs.keys() <= before[1].keys()):
                 return delete_planned(session, plan(threads, runs))._replace(erased=False)
     raise AssertionError("the last turn locks the tables, and returns")
+
+
+# --- the schemas of one database
+
+_LABEL = re.compile("[A-Za-z0-9_-]{1,40}")
+_PREFIX = re.compile("[A-Za-z0-9_-]{1,23}")  # 63 bytes with a label: PostgreSQL cuts off the rest of a name
+
+_WITH_ROWS = "{s}.run, {s}.thread, {s}.entry, {s}.snapshot, {s}.blob, {s}.ref, {s}.link"
+_SCHEMAS = """
+    SELECT nspname FROM pg_namespace WHERE starts_with(nspname, %s)
+    AND 3 = (SELECT count(*) FROM pg_class WHERE relnamespace = pg_namespace.oid AND relkind = 'r'
+        AND relname IN ('thread', 'version', 'fence'))"""
+_THREADS_WHERE = """
+    SELECT count(*) OVER (), name FROM {s}.thread LEFT JOIN {s}.run ON run.id = head_run
+    WHERE %s ORDER BY name LIMIT 3"""
+_OWNED = "owner IS NOT NULL AND lease_until > clock_timestamp()"
+# A head before the last row is that of a copy, and of a part of a run.
+_UNFINISHED = f"""
+    head_run IS NOT NULL AND ((ended >= ? AND ended < ?) IS NOT TRUE OR (run.thread <> name AND head_seq <> {LAST}))"""
+
+
+class Schemas(Mapping[str, Store]):
+    """The stores in the schemas of one database, by their labels: a schema for each day, or for each tenant.
+
+    Any label has a store: it is empty as long as there is no schema, and the first write creates that. Iteration asks
+    the database for the labels that have schemas, and sorts them. All stores share the connections of this process.
+
+    Args:
+        address: as `Postgres` takes it, without a schema.
+        prefix: begins the names of the schemas: 1 to 23 letters, digits, `-` and `_`. One that begins like another
+            prefix of the same database lists the schemas of that one as well.
+        connections: how many connections this process may have at once.
+
+    Raises:
+        ValueError: the address names a schema, or does not start with `postgresql://`.
+        StoreError: the prefix has other characters or another length; and for a label that is not 1 to 40 letters,
+            digits, `-` and `_`.
+
+    Example:
+        >>> days = Schemas("postgresql://ada:secret@db/desk", prefix="runs_")
+        >>> days["2026-11-23"].address
+        'postgresql://ada@db/desk?schema=runs_2026-11-23'
+    """
+
+    def __init__(self, address: str, *, prefix: str, connections: int = CONNECTIONS) -> None:
+        if split_address(address)[2] is not None:
+            raise ValueError("the address names a schema, and each label has one of its own: leave out schema=")
+        _check_name("prefix", prefix, _PREFIX)
+        self._address, self._prefix, self._limit = address, prefix, connections
+        self._database = Postgres(address, connections=connections)
+        self._stores: dict[str, Postgres] = {}
+
+    def __getitem__(self, label: str) -> Postgres:
+        _check_name("label", label, _LABEL)
+        return self._stores.get(label) or self._stores.setdefault(
+            label, _OfLabel(self._address, schema=self._prefix + label, connections=self._limit)
+        )
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._labels())
+
+    def __contains__(self, label: object) -> bool:
+        return label in self._labels()
+
+    def __len__(self) -> int:
+        return len(self._labels())
+
+    def _labels(self) -> list[str]:
+        with _told(f"the list of the schemas {self._prefix}..."):
+            found = self._database._connections.run(
+                self._database, lambda connection: connection.execute(_SCHEMAS, [self._prefix]).fetchall()
+            )
+        return sorted(filter(_LABEL.fullmatch, [name.removeprefix(self._prefix) for (name,) in found]))
+
+    def __bool__(self) -> bool:
+        return True  # each label has a store, with a schema or without one
+
+    def __repr__(self) -> str:
+        return f"Schemas({self._database.address!r}, prefix={self._prefix!r})"
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return partial(Schemas, prefix=self._prefix, connections=self._limit), (self._database.address,)
+
+    def drop(self, label: str, *, unfinished: bool = False) -> bool:
+        """Drop the schema of a label, with all its threads and keys. It takes as long for many threads as for few.
+
+        Who writes meanwhile waits. A writer that comes later is refused if its thread was dropped, and else makes a new
+        schema: let what chooses labels refuse those that are over.
+
+        Args:
+            label: the label.
+            unfinished: whether threads are dropped whose last run has not completed: it has failed, crashed or was
+                stopped, or it waits for an answer.
+
+        Returns:
+            Whether there was such a schema.
+
+        Raises:
+            ConcurrentRunError: a run is at work in a thread; nothing was dropped.
+            ThreadError: the last run of a thread has not completed; nothing was dropped.
+            StoreError: others have used the tables for 15 s, the schema holds something else, or the server failed.
+
+        Example:
+            >>> from datetime import date, timedelta
+            >>> def drop_old(days: Schemas) -> None:
+            ...     first = f"{date.today() - timedelta(days=90):%Y-%m-%d}"
+            ...     for day in days:
+            ...         if day < first:
+            ...             days.drop(day)
+        """
+        check_flags(unfinished=unfinished)
+        with _told(f"dropping the schema {self._prefix}{label}"):
+            return self[label]._run(partial(_drop, unfinished=unfinished), writes=True)
+
+
+class _OfLabel(Postgres):
+    """The store of a label, whose schema may be dropped while others use it, and made again.
+
+    What a process knows of a dropped schema must fit nothing in a new one. Each epoch takes a transaction, so those of
+    a new schema, which begin above the number of the transaction that makes it, are above all that were there before.
+    """
+
+    _LARGEST = "txid_current()"
+
+    def close(self) -> None:
+        """Do nothing: the connections are those of all labels."""
+
+
+def _drop(session: PostgresSession, unfinished: bool) -> bool:
+    with session.connection.transaction():
+        session(f"SELECT {LOCK_TIMEOUT}")
+        session("LOCK TABLE {s}.thread IN EXCLUSIVE MODE")  # writers begin with it; readers go on
+        if not session("SELECT number FROM {s}.version"):
+            return False
+        _refuse(session, ConcurrentRunError, _OWNED, (), "at work: wait for the ends of their runs")
+        if not unfinished:
+            what = "with a last run that has not completed: resume or abandon it, or pass unfinished=True"
+            _refuse(session, ThreadError, _UNFINISHED, ended_range("completed"), what)
+        # Locks them in this order, which is that of lists of runs: one that has locked the first gets the others.
+        session(f"DROP TABLE {_WITH_ROWS}, {{s}}.version, {{s}}.fence")
+        session("DROP SCHEMA {s}")
+        return True
+
+
+def _refuse(session: PostgresSession, error: type[ThreadError], where: str, values: Sequence[Any], what: str) -> None:
+    """Raise if there are such threads."""
+    if found := session(_THREADS_WHERE % where, values):
+        names = ", ".join([repr(session.decode_name(name)) for _, name in found])
+        raise error(f"nothing was dropped, since there are threads ({found[0][0]}: {names}) {what}")
+
+
+def _check_name(what: str, name: object, pattern: re.Pattern[str]) -> None:
+    if not isinstance(name, str) or not pattern.fullmatch(name):
+        most = pattern.pattern.partition(",")[2].rstrip("}")
+        raise StoreError(f"{what} {brief(name)}: give 1 to {most} letters, digits, - and _")
+
+
+@contextmanager
+def _told(what: str) -> Iterator[None]:
+    try:
+        yield
+    except psycopg.Error as error:
+        raise StoreError(f"{what} failed: {error}") from error

@@ -193,7 +193,7 @@ ALL_TABLES = """
 CREATE TABLE {s}.version (number bigint NOT NULL);
 INSERT INTO {s}.version VALUES ({version});
 CREATE TABLE {s}.fence (largest bigint NOT NULL);
-INSERT INTO {s}.fence VALUES (0);
+INSERT INTO {s}.fence VALUES ({largest});
 CREATE TABLE {s}.thread (name {name} PRIMARY KEY NOT NULL, fencing bigint NOT NULL, head_run {id}, head_seq bigint,
     root_run {id}, root_seq bigint, owner {bytes}, lease_until {time} NOT NULL, runs bigint NOT NULL) {thread};
 CREATE INDEX thread_head ON {s}.thread (head_run);
@@ -212,10 +212,10 @@ CREATE INDEX ref_run ON {s}.ref (run, seq)
 """
 """The tables, with the names that a database has for types: a run is a row of `run` and rows of `entry`.
 
-`fencing` is the epoch of a thread, and `fence` the largest of those that were deleted. `lease_until` is when the lease
-expires, or when the thread was released, which has no owner then. `link` has the parents of runs, and `ref` the uses of
-blobs (`seq` is that of an entry, or -1 minus that of a snapshot), so that a deletion searches nothing. `ended` is null
-until a run has ended.
+`fencing` is the epoch of a thread, and `fence` the largest of those that were deleted: at first `{largest}`.
+`lease_until` is when the lease expires, or when the thread was released, which has no owner then. `link` has the
+parents of runs, and `ref` the uses of blobs (`seq` is that of an entry, or -1 minus that of a snapshot), so that a
+deletion searches nothing. `ended` is null until a run has ended.
 """
 
 
@@ -255,6 +255,11 @@ class SQLSession(ABC):
     def now(self) -> float:
         """The time from which `lease` counts."""
         return 0.0
+
+    @property
+    def ago(self) -> str:
+        """The expression for the time that is as many seconds ago as its value says, as `lease_until` has it."""
+        return f"{self.now!r} - ?"
 
     @abstractmethod
     def text(self, statement: str) -> str:
@@ -354,7 +359,7 @@ class SQLStore(Store):
 
     def threads(self, after: str = "", limit: int | None = None, idle: float | None = None) -> list[str]:
         def work(session: SQLSession) -> list[str]:
-            term, until = ("", ()) if idle is None else (f" AND {session.lease} <= ?", (session.now - idle,))
+            term, until = ("", ()) if idle is None else (f" AND lease_until <= {session.ago}", (idle,))
             statement = f"SELECT name FROM {{s}}.thread WHERE name > ?{term} ORDER BY name LIMIT ?"
             found = session(statement, (session.encode_name(after), *until, MAX_SEQ if limit is None else limit))
             return [session.decode_name(name) for (name,) in found]

@@ -67,7 +67,9 @@ APPLICATION = 0x64737079
 """The application id in the header of the file, which marks it as a store: the bytes of "dspy" in ASCII."""
 
 _TYPES = {"name": "TEXT", "id": "TEXT", "bytes": "BLOB", "time": "REAL"}
-TABLES = ALL_TABLES.replace("{s}.", "").format(**_TYPES, thread="WITHOUT ROWID", keyed="WITHOUT ROWID", version=VERSION)
+TABLES = ALL_TABLES.replace("{s}.", "").format(
+    **_TYPES, thread="WITHOUT ROWID", keyed="WITHOUT ROWID", version=VERSION, largest=0
+)
 
 
 def is_busy(error: sqlite3.Error) -> bool:

@@ -108,6 +108,7 @@ def copy_thread(
         raise ThreadError(f"there is a thread {target.name!r} already: take another name, or use thread.merge(...)")
     if row is None or row.head is None:
         raise ThreadError(f"thread {source.name!r} has no run yet: there is nothing to copy")
+    _check_one_store(target, source, row.head)
     new_row = ThreadRow(target.name, None, 0, root=row.root)
     if at is None and patch is None:
         store.write(Change(target.name, 0, head=row.head, root=row.root, flush=True))
@@ -512,6 +513,18 @@ def _with_edits(
         raise ThreadError(f"field {field!r} cannot be changed so: {error}. Nothing was written") from None
 
 
+def _check_one_store(thread: StoredThread, other: StoredThread, head: Point | None) -> None:
+    """Refuse to continue from the head of another thread that does not lie where the thread does."""
+    mine, theirs = thread.store, other.store
+    # Stores in memory have one address, and are the same as objects. A store may be made of several.
+    apart = theirs.store is not mine.store and (theirs.address != mine.address or mine.address == ":memory:")
+    if apart or (head is not None and mine.run(head.run) is None):
+        raise ThreadError(
+            f"threads {thread.name!r} and {other.name!r} are in different stores. Nothing was written: write "
+            f"{other.name!r} to a file with export, and load it under a name of the other store"
+        )
+
+
 # --- merge
 
 
@@ -521,13 +534,10 @@ def merge_thread(thread: StoredThread, other: StoredThread, base: Moment | None,
     `base` is the state that both threads come from, for threads that have no commit in common. `policy` decides
     conflicts; None for the merge policies of the graph.
     """
-    mine, theirs = thread.store, other.store
-    # Stores in memory have one address, and are the same as objects.
-    if theirs.store is not mine.store and (theirs.address != mine.address or mine.address == ":memory:"):
-        raise ThreadError(f"threads {thread.name!r} and {other.name!r} are in different stores: export one first")
     topology = thread.graph.topology
     policies = checked_policies("policy", policy, topology.schema, topology.policies)
     head, other_head = thread.load_head_without_owner(), other.load_head_without_owner()
+    _check_one_store(thread, other, other_head.row.head)
     for one in (head, other_head):
         if one.open:
             raise one.open_error()

@@ -167,8 +167,8 @@ class Exported(NamedTuple):
     snapshot: Snapshot | None
 
 
-def load(store: Store, name: str, path: str | os.PathLike[str]) -> None:
-    """Write an exported thread to a store, under a name that no thread has.
+def load(store: CheckedStore, name: str, path: str | os.PathLike[str]) -> None:
+    """Write an exported thread to the store of this thread, under a name that no thread has.
 
     Each line is checked, then all together in memory, before anything is written. The thread is owned while it is
     written, so that no run starts on a part of it; if writing fails it is deleted.
@@ -179,13 +179,13 @@ def load(store: Store, name: str, path: str | os.PathLike[str]) -> None:
         raise ThreadError(f"there is a thread {name!r} already: load into another name, or delete it first")
     exported = read(path)
     try:
-        _write(memory := Memory(), name, exported)
+        _write(memory := Memory(), memory, name, exported)
         _read_all(memory, name)
     except Exception as error:
         raise _refused(path, "its lines do not fit together", error) from error
     # What is left of a load that was killed: all that it had written, without a head.
     store.delete([name], lambda there: row is None or there.epoch != row.epoch)
-    _write(store, name, exported)
+    _write(store, CheckedStore(store.store), name, exported)
 
 
 def _read_all(store: Memory, name: str) -> None:
@@ -205,9 +205,9 @@ def _read_all(store: Memory, name: str) -> None:
         run_usage(read_run(store, end).rows if end != root else ())  # of what was pruned, the last row alone is left
 
 
-def _write(store: Store, name: str, exported: Exported) -> None:
-    """Write a thread that the store does not have, and own it meanwhile."""
-    owner, moved = new_owner(), _moved(store, name, exported)
+def _write(store: Store, whole: Store, name: str, exported: Exported) -> None:
+    """Write a thread that the store does not have, and own it meanwhile; `whole` looks for runs of all threads."""
+    owner, moved = new_owner(), _moved(store, whole, name, exported)
     try:
         epoch = leases.acquire(store, name, 0, owner).epoch
         try:
@@ -238,10 +238,11 @@ def _fill(store: Store, name: str, epoch: int, exported: Exported) -> None:
     store.write(end._replace(snapshot=exported.snapshot))
 
 
-def _moved(store: Store, name: str, exported: Exported) -> Exported:
+def _moved(store: Store, whole: Store, name: str, exported: Exported) -> Exported:
     """The same with the ids that its runs get in a store.
 
-    A run keeps its id if the store has no such run, or the same one: then it is shared. Else it gets a new id, and so
+    A run keeps its id if the store has no such run, or the same one: then it is shared, unless it lies with threads
+    of another store, of several that the whole is made of. Else it gets a new id, and so
     does a run whose parent gets one: the stored run leads to the rows of the parent in the store, of which some may be
     pruned. Rows that were pruned are not exported, and the rows of a run in a store begin with number 0.
     """
@@ -253,12 +254,13 @@ def _moved(store: Store, name: str, exported: Exported) -> Exported:
 
     runs = []
     for run, rows in exported.runs:  # parents first
-        stored, shift = store.run(run.id), rows[0].seq if rows else 0
-        if stored is None:
+        known, shift = whole.run(run.id), rows[0].seq if rows else 0
+        stored = None if known is None else store.run(run.id)
+        if known is None:
             keeps_id = not shift
         else:
             moved = any(moves.get(parent.run, (parent.run, 0))[0] != parent.run for parent in run.parents)
-            keeps_id = not moved and same_run(stored, run) and _continue(store.rows(run.id), rows)
+            keeps_id = bool(stored and not moved and same_run(stored, run) and _continue(store.rows(run.id), rows))
         moves[run.id] = (run.id, 0) if keeps_id else (new_run_id(), shift)
         if run.id.startswith(INBOX):  # it is found by the name of its thread
             moves[run.id] = (inbox_of(name), 0)

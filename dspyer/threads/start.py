@@ -177,9 +177,9 @@ class StoredThread:
         check_thread_name(name)
         graph, schema, fingerprint = program.graph, program.graph.topology.schema, fingerprint_of(program)
         # A store in memory keeps the values themselves, whatever their classes are; others must be able to read them.
-        check = () if isinstance(store, Memory) else (StorableCheck(graph.name, schema),)
+        check = None if isinstance(store, Memory) else StorableCheck(graph.name, schema)
         self.program, self.graph, self.schema, self.name = program, graph, schema, name
-        self.store = CheckedStore(store, *check)
+        self.store = CheckedStore(store, check, name)
         self.reader = HistoryReader(self.store, schema, decoder(schema), fingerprint.id, graph.redaction)
         self.compatibility = GraphCompatibility(name, graph, fingerprint, self.reader, others)
 

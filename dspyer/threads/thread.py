@@ -843,7 +843,7 @@ class Thread(ReadsHistory):
             >>> program.thread("t-43").load(file), program.thread("t-43").state["n"]
             (None, 2)
         """
-        load(self._stored.reader.store, self.name, path)
+        load(self._stored.store, self.name, path)
 
     def __repr__(self) -> str:
         return f"<thread {self.name!r} in {self._store.address}>"

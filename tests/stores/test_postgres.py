@@ -26,9 +26,8 @@ from dspyer.errors import ConcurrentRunError, StateError, StoreError
 from dspyer.stores import open_store
 from dspyer.stores.base import Change, Point, Row, Snapshot
 from dspyer.stores.content import Content
-from dspyer.stores.postgres import Postgres, split_address
+from dspyer.stores.postgres import Postgres, Schemas, split_address
 from dspyer.testing.store_samples import BLOB, OTHER_BLOB, append, begin, content, copy_thread, owner, row, rows
-from tests.children import Child
 from tests.rows import each
 from tests.stores.proxy import AFTER, BEFORE, Proxy, proxy
 
@@ -293,7 +292,7 @@ def test_leases_use_the_clock_of_the_server(store: Postgres, postgres: str, monk
         assert thread is not None
         assert 0 < thread.lease <= 100
         assert program.threads(idle=timedelta()) == program.threads(idle=two_days) == ["released"]
-        assert program.threads(idle=2 * two_days) == []
+        assert program.threads(idle=2 * two_days) == program.threads(idle=timedelta.max) == []
         report = program.delete(["t", "released"], idle=two_days if off else 2 * two_days)
         assert (report.threads, report.busy) == ((("released",), ("t",)) if off else ((), ("released", "t")))
         store.delete(["t"])
@@ -335,39 +334,24 @@ def test_a_stored_blob_is_not_sent_again(store: Postgres, calls: list[Any]) -> N
     assert not any(BLOB.encode() in call for call in calls)
 
 
-PREPARE = """
-import sys
-from dspyer.stores.content import Content
-from dspyer.stores.postgres import Postgres
-store = Postgres(sys.argv[1])
-print("ready", flush=True)
-sys.stdin.readline()
-print(store.threads())
-store.close()
-"""
-
-
-def test_concurrent_processes_create_the_tables_once(postgres: str) -> None:
-    processes = [Child(PREPARE, postgres) for _ in range(4)]
-    try:
-        for process in processes:
-            assert process.stdout.readline() == "ready\n", process.stderr.read()
-        for process in processes:
-            process.stdin.write("\n")
-            process.stdin.flush()
-        assert [(process.stdout.read(), process.stderr.read()) for process in processes] == [("[]\n", "")] * 4
-        assert [process.wait() for process in processes] == [0] * 4
-    finally:
-        for process in processes:
-            process.kill()
-
-
 def test_concurrent_threads_create_the_tables_once(postgres: str) -> None:
     stores = [Postgres(postgres) for _ in range(8)]
     with ThreadPoolExecutor(8) as pool:
-        assert list(pool.map(lambda store: store.threads(), stores)) == [[]] * 8
+        assert list(pool.map(lambda store: store.write(Change(str(stores.index(store)))), stores)) == [1] * 8
+    assert stores[0].threads() == [str(number) for number in range(8)]
     for store in stores:
         store.close()
+
+
+def test_a_drop_waits_only_so_long(store: Postgres, postgres: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    store.write(Change("t"))
+    whole, _, schema = split_address(postgres)
+    monkeypatch.setattr("dspyer.stores.postgres.LOCK_TIMEOUT", "set_config('lock_timeout', '20', true)")
+    with psycopg.connect(whole) as other:
+        other.execute(sql.SQL("SELECT FROM {}.entry").format(_schema(postgres)))  # as a backup does
+        with pytest.raises(StoreError, match="lock timeout"):
+            Schemas(whole, prefix=str(schema)[:5]).drop(str(schema)[5:])
+    assert store.write(Change("t", 1)) == 1
 
 
 def test_concurrent_deletions_around_one_run_do_not_deadlock(store: Postgres) -> None:
