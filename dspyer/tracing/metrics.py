@@ -28,7 +28,6 @@ from dspyer import clock
 from dspyer.errors import error_text
 from dspyer.extend import Layer, Place
 from dspyer.lm.tap import Subscriber, subscribing
-from dspyer.stores.base import StoreAround
 
 logger = logging.getLogger("dspyer")
 
@@ -48,6 +47,9 @@ INSTRUMENTS: Final = {
 }
 """What readers ask for: unit, attributes, description. `docs/guides/tracing.md` has the same table."""
 
+BOUNDS: Final = [0.01 * 2**n for n in range(18)]
+"""Of the duration, seconds: those of the conventions for LM calls, 0.01 to 82, and on to 22 minutes."""
+
 
 class Metrics(Layer):
     """The numbers of one meter provider, and the layer that counts runs. May be used from any thread."""
@@ -59,7 +61,9 @@ class Metrics(Layer):
         self._values = defaultdict[tuple[str, ...], float](int)  # by instrument and values of attributes
         self.forget_runs()
         meter = provider.get_meter("dspyer")
-        self._duration = meter.create_histogram("dspyer.run.duration", "s", "How long runs took.")
+        self._duration = meter.create_histogram(
+            "dspyer.run.duration", "s", "How long runs took.", explicit_bucket_boundaries_advisory=BOUNDS
+        )
         for name, (unit, attributes, text) in INSTRUMENTS.items():
             make = meter.create_observable_up_down_counter if name == ACTIVE else meter.create_observable_counter
             make(name, [partial(self._observed, name, attributes.split())], unit, text)
@@ -93,7 +97,7 @@ class Metrics(Layer):
             self._end(opened, graph)
 
     def _end(self, opened: OpenRun, graph: str) -> None:
-        session, status = opened.session, opened.session.ending[0]
+        session = opened.session
         with self._lock:
             if opened not in self._open:
                 return  # it is the run of a parent process
@@ -103,6 +107,7 @@ class Metrics(Layer):
                 self.add(1 + len(failed.failed_attempts), "dspyer.node.errors", graph, failed.node)
             if session.inside is not None:
                 return
+            status = session.ending[0]
             self.add(-1, ACTIVE, graph)
             self.add(1, "dspyer.runs", graph, status)
         try:
@@ -187,9 +192,9 @@ def metrics_here() -> list[Metrics]:
 
 
 def add_store_time(what: str, store: Any, seconds: float) -> None:
-    """Counts a write of a store, or a wait for a connection. A store is known by its class: addresses name people."""
+    """Counts a write of a store, or a wait for a connection, by the class of the store: an address may name people."""
     for numbers in metrics_here():
-        while StoreAround in type(store).__mro__:  # faster than `isinstance` of an abstract class
+        while "store" in vars(store):  # it is around another one
             store = store.store
         kind = type(store).__name__.lower()
         numbers.add(seconds, f"dspyer.store.{what}", kind)
