@@ -194,9 +194,9 @@ def metrics_here() -> list[Metrics]:
 def add_store_time(what: str, store: Any, seconds: float) -> None:
     """Counts a write of a store, or a wait for a connection, by the class of the store: an address may name people."""
     for numbers in metrics_here():
-        while "store" in vars(store):  # it is around another one
+        while "store" in vars(store):  # it is around another one; one over many has none
             store = store.store
-        kind = type(store).__name__.lower()
+        kind = next(cls.__name__ for cls in type(store).__mro__ if not cls.__name__.startswith("_")).lower()
         numbers.add(seconds, f"dspyer.store.{what}", kind)
         numbers.add(what == "write.time", "dspyer.store.writes", kind)
 
