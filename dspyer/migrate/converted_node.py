@@ -58,7 +58,7 @@ from dspyer.migrate.internals import (
     text_of,
 )
 from dspyer.migrate.nested_graphs import CHECKPOINTS, Checkpoints
-from dspyer.migrate.unsupported import LEAVES_BY_COMMAND, OF_TASKS, Findings, task_policies
+from dspyer.migrate.unsupported import ASKS, LEAVES_BY_COMMAND, OF_TASKS, RAISES, Findings, task_policies
 from dspyer.nodes.binding import find_resource, value_of_run
 from dspyer.nodes.node import SENT, Goto
 from dspyer.schema.fields import refusal_text
@@ -364,7 +364,7 @@ class ConvertedRouter:
                 for target in self._route(branch, self.fields.seen(branch.input_schema, state, managed), config)
             ]
         except GraphInterrupt:
-            raise GraphError(f"{self.who} calls interrupt(): ask in a node, and route by the answer") from None
+            raise GraphError(f"{self.who} {ASKS}") from None
         finally:
             var_child_runnable_config.reset(token)
         return [*found, *self.static]
@@ -597,9 +597,7 @@ class NodeCall:
         try:
             yield self._input(), config
         except NodeInterrupt:
-            raise GraphError(
-                f"{self.who} raises NodeInterrupt: call interrupt(value), which returns the answer"
-            ) from None
+            raise GraphError(f"{self.who} {RAISES}") from None
         except GraphInterrupt as error:
             asked = error.args[0]
         except ValidationError as error:
