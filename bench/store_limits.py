@@ -36,7 +36,7 @@ from pydantic import BaseModel
 from bench.machine import calibrate, describe, spread
 from bench.report import put_section
 from dspyer import END, START, Archive, CompiledGraph, Graph, reducers
-from dspyer.stores import Store, open_store
+from dspyer.stores import Sharded, Store, open_store
 from dspyer.stores.postgres import SCHEMA, Postgres, PostgresSession, split_address, with_schema
 from tests.stores import postgres_server
 
@@ -47,6 +47,9 @@ ROWS = COMMITS + 2
 """Rows of a run: its start, its commits, its end."""
 
 SAID = "A message as people write them, of a length as they often have. 12345"
+STORES = 14
+"""Stores in a sharded one."""
+
 DAYS = 30
 FLEET = 100_000_000
 """Threads of the store that is calculated."""
@@ -95,6 +98,13 @@ def talk() -> Graph:
 def program(address: str) -> CompiledGraph:
     """One for each store in a process."""
     return talk().compile(store=address)
+
+
+@cache
+def sharded(address: str) -> CompiledGraph:
+    """One whose threads lie in this store, of several."""
+    stores = {"here": address, **{str(number): ":memory:" for number in range(STORES - 1)}}
+    return talk().compile(store=Sharded(stores, lambda thread: "here"))
 
 
 # --- writers
@@ -226,6 +236,9 @@ class Subject:
 
 OPERATIONS: Mapping[str, Callable[[Subject], object]] = {
     f"a run of {COMMITS} commits on a new thread": lambda of: program(of.address).thread(of.name).run({}).raise_error(),
+    f"the same through `Sharded`, with {STORES} stores": lambda of: (
+        sharded(of.address).thread(f"{of.name} sharded").run({}).raise_error()
+    ),
     "`status`": lambda of: program(of.address).thread(of.name).status,
     "`state`": lambda of: program(of.address).thread(of.name).state["n"],
     "a page of names": lambda of: program(of.address).threads(after=of.middle, limit=of.extent.page)[0],
@@ -396,6 +409,7 @@ def measure(extent: Extent, postgres: str | None = None, processes: bool = True,
         for kind in KINDS:
             report.sizes[kind] = bytes_a_thread(fresh(kind), extent.sized)
         program.cache_clear()
+        sharded.cache_clear()
     return report
 
 

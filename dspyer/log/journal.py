@@ -37,19 +37,7 @@ from dspyer import clock
 from dspyer.errors import ConcurrentRunError, DspyerError, StateError, StoreError
 from dspyer.log.reader import RecoveredState, SinceSnapshot, SnapshotState, snapshot_content
 from dspyer.log.rows import DraftRow, EndRow, RowKind
-from dspyer.stores.base import (
-    ASKED_FOR,
-    INBOX,
-    Change,
-    Owner,
-    Point,
-    Row,
-    RunRow,
-    Snapshot,
-    Store,
-    StoreAround,
-    ThreadRow,
-)
+from dspyer.stores.base import ABOUT, INBOX, Change, Owner, Point, Row, RunRow, Snapshot, Store, StoreAround, ThreadRow
 from dspyer.stores.content import blob_id
 from dspyer.waiting import at_fork, held_back
 from dspyer.worker_threads import run_in_thread
@@ -171,7 +159,7 @@ class CheckedStore(StoreAround):
 
     def __init__(self, store: Store, check: CheckChange | None = None, thread: str = "") -> None:
         super().__init__(store)
-        self.check, self._asked_for = check, thread
+        self.check, self._about = check, thread
         self.heads: Heads = store.heads if isinstance(store, CheckedStore) else Heads.of(store)
 
     def blobs(self, ids: Collection[str]) -> dict[str, bytes]:
@@ -186,7 +174,7 @@ class CheckedStore(StoreAround):
         """Call a method of the store, and convert what it raises."""
         if name in ("delete", "delete_unreachable"):
             self.heads.forget()
-        asked = ASKED_FOR.set(self._asked_for)
+        before = ABOUT.set(self._about)
         try:
             if self.check is not None and name in ("write", "write_now"):
                 self.check(args[0])
@@ -206,7 +194,7 @@ class CheckedStore(StoreAround):
                 "is kept; repair the store, then call resume() on the thread"
             ) from error
         finally:
-            ASKED_FOR.reset(asked)
+            ABOUT.reset(before)
 
 
 logger = logging.getLogger("dspyer")

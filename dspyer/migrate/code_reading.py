@@ -62,6 +62,12 @@ class NodeCode(NamedTuple):
         """The attributes and globals that the functions name."""
         return {name for fn in self.functions for code in code_objects(fn.__code__) for name in code.co_names}
 
+    def raises(self, error: str) -> bool:
+        """Return whether the source of a function raises an error of a class."""
+        sources = filter(None, map(function_source, self.functions))
+        found = [ast.unparse(node) for source in sources for node in ast.walk(source) if isinstance(node, ast.Raise)]
+        return any(error in text for text in found)
+
     def constants(self) -> set[str]:
         """The texts that stand in the code of the functions."""
         codes = [code for fn in self.functions for code in code_objects(fn.__code__)]
@@ -117,6 +123,8 @@ class _CodeSearch:
     def visit(self, name: str, value: Any, depth: int) -> None:
         """Record an object, and go into it if it holds what a node calls."""
         if is_a(value, MethodType):
+            if is_a(value.__self__, PregelProtocol):  # its `invoke`
+                self.visit(name, value.__self__, depth)
             self.function(value.__func__, value.__self__, depth)
             return
         if id(value) in self.seen:

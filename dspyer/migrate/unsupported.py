@@ -27,6 +27,7 @@ from langgraph.graph.message import push_message
 from langgraph.graph.state import CompiledStateGraph
 from langgraph.graph.ui import delete_ui_message, push_ui_message
 from langgraph.pregel.protocol import PregelProtocol
+from langgraph.types import interrupt
 
 from dspyer.errors import list_names, suggestion
 from dspyer.migrate.code_reading import StateKeys, has_sync_form, read_code, read_keys
@@ -95,6 +96,8 @@ class Findings:
             self.notes.append(text)
 
 
+ASKS: Final = "calls interrupt(): ask in a node, and route by the answer"
+RAISES: Final = "raises NodeInterrupt: call interrupt(value), which returns the answer"
 OF_TASKS: Final = "make it a node with that policy, or call a plain function"
 LEAVES_BY_COMMAND: Final = (
     "return the value and route in the parent graph, or let a function that is the node call this graph"
@@ -237,6 +240,8 @@ def _check_node(name: str, runnable: object, findings: Findings) -> None:
             )
     if names_parent(code):
         findings.problem(f"node {name!r} returns Command(graph=Command.PARENT): {LEAVES_BY_COMMAND}")
+    if code.raises("NodeInterrupt"):
+        findings.problem(f"node {name!r} {RAISES}")
     for use in code.values(TaskFunction):
         policies = task_policies(vars(use.value))
         if policies:
@@ -276,6 +281,8 @@ def task_policies(options: Mapping[str, Any]) -> list[str]:
 def _check_router(who: str, branch: Any, findings: Findings) -> None:
     if not has_sync_form(branch.path):
         findings.problem(f"{who} is async: a router is a plain function; await in a node, and route by what it wrote")
+    if any(use.value is interrupt for use in read_code(branch.path).uses):
+        findings.problem(f"{who} {ASKS}")
 
 
 def _check_router_keys(

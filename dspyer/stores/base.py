@@ -169,8 +169,8 @@ class DeletionReport(NamedTuple):
     busy: tuple[str, ...] = ()
 
 
-ASKED_FOR: ContextVar[str] = ContextVar("asked_for", default="")
-"""The thread whose runs and blobs a caller looks up, `""` if it may be any: they lie where the thread does."""
+ABOUT: ContextVar[str] = ContextVar("about", default="")
+"""The thread about which a store is asked, whose runs and blobs lie where it does; `""` if it may be any."""
 
 
 def never(_: object) -> bool:

@@ -6,25 +6,16 @@ thread asks that store alone. What names no thread, such as a list of all runs, 
 
 from __future__ import annotations
 
+from collections import ChainMap
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import suppress
 from heapq import merge
-from itertools import islice
+from itertools import chain, islice
 from typing import Any
 
 from dspyer.errors import StoreError, list_names
 from dspyer.stores.address import open_store
-from dspyer.stores.base import (
-    ASKED_FOR,
-    Change,
-    DeletionReport,
-    ListedRun,
-    RunQuery,
-    Store,
-    StoreAround,
-    ThreadRow,
-    never,
-)
+from dspyer.stores.base import ABOUT, Change, DeletionReport, ListedRun, RunQuery, Store, StoreAround, never
 
 Place = tuple[str, Store]
 """A store and its label."""
@@ -109,22 +100,26 @@ class Sharded(StoreAround):
             label = self._shard(thread)
         except Exception as error:
             raise StoreError(f"shard({thread!r}) failed: {type(error).__name__}: {error}. Nothing was done") from error
-        if isinstance(label, str):
-            with suppress(KeyError):
-                return label, self._store(label)
+        try:
+            if isinstance(label, str):
+                with suppress(KeyError):
+                    return label, self._store(label)
+        except StoreError as error:
+            raise StoreError(f"thread {thread!r} belongs in the store of the label {label!r}: {error}") from error
         raise StoreError(
             f"thread {thread!r} belongs in the store of the label {label!r}, and there is none: shard=... must return "
             f"one of {list_names(self._stores)}. Nothing was done"
         )
 
     def _everywhere(self, likely: str | None = None) -> Iterator[Place]:
-        if likely is not None and likely in self._stores:
-            yield likely, self._store(likely)
+        with suppress(KeyError):  # a label may be gone
+            if likely is not None:
+                yield likely, self._store(likely)
         yield from [(label, self._store(label)) for label in self._stores if label != likely]
 
     def _candidates(self, run: str = "") -> Iterable[Place]:
         """The stores in which a run or a blob may lie, the likeliest first; one alone if the thread is known."""
-        thread = ASKED_FOR.get()
+        thread = ABOUT.get()
         return [self._place(thread)] if thread else self._everywhere(self._places.get(run))
 
     def _remember(self, label: str, runs: Iterable[str]) -> None:
@@ -203,19 +198,14 @@ class Sharded(StoreAround):
                 break
         return found
 
-    def delete(self, threads: Collection[str] = (), busy: Callable[[ThreadRow], bool] = never) -> DeletionReport:
+    def delete(self, threads: Collection[str] = (), busy: Callable[[Any], bool] = never) -> DeletionReport:
         names: dict[str, list[str]] = {} if threads else {label: [] for label in self._stores}
         for name in threads:
             names.setdefault(self._place(name)[0], []).append(name)
         found = [self._store(label).delete(of_one, busy) for label, of_one in names.items()]
-        return DeletionReport(
-            tuple(sorted([name for report in found for name in report.threads])),
-            sum([report.runs for report in found]),
-            sum([report.rows for report in found]),
-            {name: runs for report in found for name, runs in report.kept.items()},
-            all(report.erased for report in found),
-            tuple(sorted([name for report in found for name in report.busy])),
-        )
+        gone, runs, rows, kept, erased, left = zip(DeletionReport((), 0, 0, {}), *found, strict=True)
+        deleted, stay = (tuple(sorted(chain(*parts))) for parts in (gone, left))
+        return DeletionReport(deleted, sum(runs), sum(rows), dict(ChainMap(*kept)), all(erased), stay)
 
     def close(self) -> None:
         for store in list(self._used.values()):

@@ -10,10 +10,11 @@ from typing import Annotated, Any
 import dspy
 from langgraph.channels import Topic
 from langgraph.checkpoint.memory import InMemorySaver
+from langgraph.errors import NodeInterrupt
 from langgraph.func import entrypoint, task
 from langgraph.graph import START, MessagesState, StateGraph
 from langgraph.graph.message import push_message
-from langgraph.types import CachePolicy, Command, RetryPolicy
+from langgraph.types import CachePolicy, Command, RetryPolicy, interrupt
 from typing_extensions import TypedDict
 
 from tests.migrate.cases import Seen
@@ -125,6 +126,24 @@ def a_task_with_a_timeout() -> Any:
         return {"word": await awaited(state["word"])}
 
     return of(call)
+
+
+@refused("node 'x' raises NodeInterrupt: call interrupt(value), which returns the answer")
+def a_node_interrupt() -> Any:
+    def ask(state: Log) -> Any:
+        raise NodeInterrupt("Well?")
+
+    return of(ask)
+
+
+@refused("the router 'by_answer' of 'x' calls interrupt(): ask in a node, and route by the answer")
+def a_router_that_asks() -> Any:
+    def by_answer(state: Log) -> str:
+        return str(interrupt("Where?"))
+
+    builder = of(nothing)
+    builder.add_conditional_edges("x", by_answer, ["x", "__end__"])
+    return builder
 
 
 @refused("node 'x' calls push_message: return the message")

@@ -3,6 +3,7 @@
 import asyncio
 import copy
 import operator
+import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
 from enum import StrEnum
@@ -15,6 +16,7 @@ from langchain_core.messages import AIMessage, HumanMessage
 from langchain_core.runnables import RunnableConfig, RunnableLambda
 from langchain_core.runnables.config import ContextThreadPoolExecutor
 from langchain_core.tools import tool
+from langgraph import errors, types
 from langgraph.checkpoint.memory import InMemorySaver
 from langgraph.config import get_store, get_stream_writer
 from langgraph.func import task
@@ -328,6 +330,11 @@ def test_a_step_timeout_is_not_left_out_silently() -> None:
     assert note in explain_langgraph(graph).notes
 
 
+def raises_what_is_computed(state: Any) -> Any:
+    with warnings.catch_warnings(action="ignore"):  # it is deprecated
+        raise vars(errors)["Node" + "Interrupt"]("Well?")
+
+
 @each(
     ("node", "router", "text"),
     [
@@ -338,7 +345,8 @@ def test_a_step_timeout_is_not_left_out_silently() -> None:
         (lambda state: {}, lambda state: None, "the router of 'a' goes to None, of type NoneType: give a name or"),
         (lambda state: {}, lambda state: Send("c", {}), "the router of 'a' goes to 'c', and there is no such node"),
         (lambda state: {}, lambda state: Send("b", {}, timeout=3), "the router of 'a' gives its Send to 'b' a timeout"),
-        (lambda state: {}, lambda state: interrupt("b?"), "the router of 'a' calls interrupt(): ask in a node"),
+        (lambda state: {}, lambda state: vars(types)["interrupt"]("b?"), "the router of 'a' calls interrupt(): ask"),
+        (raises_what_is_computed, None, "node 'a' raises NodeInterrupt: call interrupt(value)"),
     ],
 )
 def test_what_is_wrong_at_run_time_is_said(node: Any, router: Any, text: str) -> None:

@@ -1,4 +1,4 @@
-"""A proxy in front of a PostgreSQL server that cuts a connection at a chosen message."""
+"""A proxy in front of a PostgreSQL server that cuts a connection, or delays an answer, at a chosen message."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from psycopg.conninfo import conninfo_to_dict
 
 BEFORE = "before"
 AFTER = "after"
+LATE = "late"
 
 
 class Proxy:
@@ -22,6 +23,8 @@ class Proxy:
     Attributes:
         address: what clients connect to.
         connections: how many there were.
+        answered: set once the server has answered a message whose answer is late.
+        released: to be set so that the client gets it.
     """
 
     def __init__(self, target: str) -> None:
@@ -31,6 +34,7 @@ class Proxy:
         options = conninfo_to_dict(target)
         self.address = f"postgresql://{quote(str(options['user']))}@{host}:{port}/{options['dbname']}?sslmode=disable"
         self.connections = 0
+        self.answered, self.released = threading.Event(), threading.Event()
         self._cut: tuple[str, bytes] | None = None
         self._times = 0
         self._threads: list[threading.Thread] = []
@@ -38,7 +42,7 @@ class Proxy:
 
     def cut(self, when: str, text: bytes, times: int = 1) -> None:
         """Cuts the next connections whose client sends a message with a text: before the server gets it, or when the
-        server has answered; the client gets no answer."""
+        server has answered; the client gets no answer. With `LATE` it gets the answer once that is released."""
         self._cut, self._times = (when, text), times
 
     @property
@@ -46,9 +50,14 @@ class Proxy:
         """Whether a connection is still to be cut."""
         return self._cut is not None
 
-    def close(self) -> None:
-        self._listener.shutdown(socket.SHUT_RDWR)
+    def refuse(self) -> None:
+        """Lets nobody in any more."""
+        with suppress(OSError):  # it did before
+            self._listener.shutdown(socket.SHUT_RDWR)
         self._listener.close()
+
+    def close(self) -> None:
+        self.refuse()
         for thread in self._threads:
             thread.join()
 
@@ -87,7 +96,10 @@ class Proxy:
                     return
                 server.sendall(batch)
                 answer = _until(server, b"Z")  # ready for the next one
-                if cut is not None:
+                if cut is not None and cut[0] == LATE:
+                    self.answered.set()
+                    self.released.wait()
+                elif cut is not None:
                     return
                 client.sendall(answer)
                 batch = _until(client, b"QSX")  # the ends of a batch
