@@ -100,9 +100,12 @@ class Sharded(StoreAround):
             label = self._shard(thread)
         except Exception as error:
             raise StoreError(f"shard({thread!r}) failed: {type(error).__name__}: {error}. Nothing was done") from error
-        if isinstance(label, str):
-            with suppress(KeyError):
-                return label, self._store(label)
+        try:
+            if isinstance(label, str):
+                with suppress(KeyError):
+                    return label, self._store(label)
+        except StoreError as error:
+            raise StoreError(f"thread {thread!r} belongs in the store of the label {label!r}: {error}") from error
         raise StoreError(
             f"thread {thread!r} belongs in the store of the label {label!r}, and there is none: shard=... must return "
             f"one of {list_names(self._stores)}. Nothing was done"

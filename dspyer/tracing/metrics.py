@@ -26,7 +26,7 @@ from opentelemetry import metrics
 from dspyer.errors import error_text
 from dspyer.extend import Layer, Place
 from dspyer.lm.tap import Subscriber, subscribing
-from dspyer.stores.base import StoreAround
+from dspyer.stores.base import Store
 
 logger = logging.getLogger("dspyer")
 
@@ -181,9 +181,9 @@ def metrics_here() -> list[Metrics]:
 def add_store_time(what: str, store: Any, seconds: float) -> None:
     """Counts a write of a store, or a wait for a connection. A store is known by its class: addresses name people."""
     for numbers in metrics_here():
-        while isinstance(store, StoreAround):
-            store = store.store
-        kind = type(store).__name__.lower()
+        while isinstance(inside := getattr(store, "store", None), Store):  # one over many has none
+            store = inside
+        kind = next(cls.__name__ for cls in type(store).__mro__ if not cls.__name__.startswith("_")).lower()
         numbers.add(seconds, f"dspyer.store.{what}", kind)
         numbers.add(what == "write.time", "dspyer.store.writes", kind)
 

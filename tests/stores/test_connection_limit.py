@@ -21,7 +21,8 @@ from psycopg import sql
 
 from dspyer import END, START, Graph
 from dspyer.errors import StoreError
-from dspyer.stores.postgres import Postgres, split_address, with_schema
+from dspyer.stores import Sharded, Store
+from dspyer.stores.postgres import Postgres, Schemas, split_address, with_schema
 from dspyer.testing import FakeClock, clock
 from dspyer.testing.store_samples import append, begin, rows
 from tests.runtime.traces import metering
@@ -158,11 +159,11 @@ def test_one_idle_connection_serves_all_stores(server: Server, store: Postgres) 
         store.threads()
 
 
-@pytest.mark.parametrize("limit", [1, 3])
-def test_async_runs_wait(server: Server, limit: int) -> None:
-    """All write at once; one at least finds no connection."""
+@pytest.mark.parametrize(("limit", "labels"), [(1, 0), (3, 4)])
+def test_async_runs_wait(server: Server, limit: int, labels: int) -> None:
+    """All write at once, in the second row to schemas that the first of them make; most find no connection."""
 
-    async def runs(store: Postgres) -> list[Any]:
+    async def runs(store: Store) -> list[Any]:
         together = asyncio.Barrier(32)
 
         async def node(x: int) -> dict[str, int]:
@@ -173,13 +174,15 @@ def test_async_runs_wait(server: Server, limit: int) -> None:
         program = graph.compile(store=store)
         return await asyncio.gather(*[program.thread(f"t{i}").arun({"x": i}) for i in range(32)])
 
-    with Postgres(server.address()) as store:
-        store.threads()
+    days = Schemas(f"{server.whole}&user={server.role}", prefix=server.schema[-20:])
+    with Sharded(days, lambda name: f"-{int(name[1:]) % labels}") if labels else Postgres(server.address()) as store:
+        assert store.threads() == []
         server.allow(limit)
         with metering() as meter:
             found = asyncio.run(runs(store))
             waited = {name: value for name, _, value in meter.points()}["store.pool.wait"]
         assert waited > 0
+        assert len(days) == labels
         assert [(run.status, run.state["y"]) for run in found] == [("completed", i) for i in range(32)]
 
 

@@ -21,9 +21,9 @@ import psycopg
 import pytest
 from psycopg import sql
 
-from dspyer import END, START, CompiledGraph, Graph, Run
+from dspyer import END, START, Archive, CompiledGraph, Graph, Run
 from dspyer.errors import ConcurrentRunError, StoreError, ThreadError
-from dspyer.stores import Store
+from dspyer.stores import Sharded, Store
 from dspyer.stores.base import Change, Point, Row, RunQuery
 from dspyer.stores.postgres import Postgres, Schemas
 from tests.children import Child
@@ -370,6 +370,46 @@ def test_drops_among_many_runs(days: Schemas, pool: ThreadPoolExecutor, database
     assert not [text for text in refused if "deadlock" in text], refused
     thread = Nodes().program(days["a"])
     assert {thread.thread(name).status for name in thread.threads()} <= {"completed", "crashed", "new"}
+
+
+def test_days_of_requests(database: Database, days: Schemas) -> None:
+    """Each request is a run of a key on a thread of its day; days that are over are dropped, and take no request."""
+    over = ""
+
+    def day(thread: str) -> str:
+        if thread[:10] <= over:
+            raise LookupError("this day is over")
+        return thread[:10]
+
+    nodes = Nodes()
+    program = nodes.program(store := Sharded(days, shard=day))
+    worker = nodes.program(Sharded(database.elsewhere, shard=day))  # of another process
+    requests = [f"2026-11-{1 + number // 2:02}/{number}" for number in range(6)]
+
+    def deliver(program: CompiledGraph, request: str) -> int:
+        run = program.thread(request).run({"n": int(request[11:])}, key=request)
+        run.raise_error()
+        return int(run.state["n"])
+
+    for request in requests:
+        assert deliver(program, request) == deliver(worker, request) == 100 * int(request[11:])
+    assert (nodes.calls, list(days), program.threads()) == (12, sorted({name[:10] for name in requests}), requests)
+    worker.thread(requests[1]).copy(to="2026-11-01/copy")
+    with pytest.raises(ThreadError, match="export"):
+        program.thread(requests[0]).copy(to="2026-11-02/copy")
+    over = "2026-11-02"
+    assert [days.drop(label) for label in days if label <= over] == [True, True]
+    assert [info.thread for info in Archive(store).threads()][::-1] == worker.threads() == requests[4:]
+    for late in (program, worker):
+        with pytest.raises(StoreError, match="this day is over"):
+            deliver(late, requests[0])
+        assert deliver(late, requests[5]) == 500
+    assert (nodes.calls, list(days)) == (12, ["2026-11-03"])
+    over = ""
+    with pytest.raises(StoreError, match=r"thread 'no label.*label 'no label"):
+        program.thread("no label at all").run({"n": 1})
+    assert deliver(worker, requests[0]) == 0, "its key was forgotten"
+    assert nodes.calls == 14
 
 
 CREATES = """
