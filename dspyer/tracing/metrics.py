@@ -24,7 +24,6 @@ from typing import Any, ClassVar, Final
 import dspy
 from opentelemetry import metrics
 
-from dspyer import clock
 from dspyer.errors import error_text
 from dspyer.extend import Layer, Place
 from dspyer.lm.tap import Subscriber, subscribing
@@ -199,9 +198,6 @@ def add_store_time(what: str, store: Any, seconds: float) -> None:
         kind = next(cls.__name__ for cls in type(store).__mro__ if not cls.__name__.startswith("_")).lower()
         numbers.add(seconds, f"dspyer.store.{what}", kind)
         numbers.add(what == "write.time", "dspyer.store.writes", kind)
-
-
-clock.timers[:] = [add_store_time]  # in the place of what imports this module
 
 
 @lru_cache
