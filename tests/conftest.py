@@ -12,7 +12,7 @@ import shutil
 import tempfile
 from collections.abc import Generator, Iterator
 from pathlib import Path
-from types import GenericAlias, SimpleNamespace
+from types import SimpleNamespace
 from typing import Any
 
 # Files of tests lie in memory where there is some: no test needs the disk, of which each flush takes 10 ms.
@@ -27,14 +27,12 @@ if "DSPY_CACHEDIR" not in os.environ:  # workers have that of the process that s
 
 import dspy
 import pytest
-from dspy.adapters import utils as adapter_utils
-from dspy.adapters.types.tool import ToolCalls
 from dspy.clients.base_lm import GLOBAL_HISTORY
 from hypothesis import HealthCheck, settings
-from pydantic import TypeAdapter, ValidationError
 
 from dspyer import END, START, CompiledGraph, Graph
 from dspyer.errors import Interrupted
+from tests import type_adapters  # noqa: F401 - it changes DSPy
 from tests.browser import chromium, page  # noqa: F401 - fixtures for every folder
 from tests.budget import Budget, deep
 from tests.children import fork_server  # noqa: F401 - as these
@@ -69,23 +67,6 @@ def _parse(source: str) -> ast.Module:
 # graph with a schema of its own asks for one.
 _inspect: Any = inspect
 _inspect.ast = SimpleNamespace(**{**vars(ast), "parse": _parse})
-
-# DSPy makes an adapter for each value of each prompt, a tenth of the time of its optimizers, and a JSON schema for each
-# field of each prompt. These types have one only.
-_PLAIN = [str, int, float, bool, list, dict, type(None), list[str], ToolCalls]
-_adapters: dict[Any, Any] = {kind: TypeAdapter(kind) for kind in _PLAIN}
-for _adapter in _adapters.values():
-    _adapter.json_schema = functools.cache(_adapter.json_schema)
-
-
-def _adapter_of(kind: Any) -> Any:
-    """The adapter of a type. Others than these may have no hash."""
-    return (_adapters.get(kind) if isinstance(kind, type | GenericAlias) else None) or TypeAdapter(kind)
-
-
-_adapter_utils: Any = adapter_utils
-_adapter_utils.TypeAdapter = _adapter_of
-_adapter_utils.pydantic = SimpleNamespace(TypeAdapter=_adapter_of, ValidationError=ValidationError)
 
 
 @pytest.hookimpl(wrapper=True)

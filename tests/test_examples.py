@@ -15,6 +15,7 @@ from typing import Any
 
 import pytest
 
+from tests import type_adapters  # noqa: F401 - the examples are forked from a process that has imported this file
 from tests.children import server_address, use_server
 from tests.pages import shown_of_programs
 

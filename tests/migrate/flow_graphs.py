@@ -460,8 +460,15 @@ def a_branch_that_removes_a_message_of_another_branch(seen: Seen) -> Any:
 
 @case(CASES, {"word": "w"}, {"word": "w12!", "log": ["w12"]}, "call one two")
 def a_graph_called_in_a_function(seen: Seen) -> Any:
-    inner = part(seen)
+    return calling(seen, part(seen))
 
+
+@case(CASES, {"word": "w"}, {"word": "w12!", "log": ["w12"]}, "call one two")
+def a_graph_without_checkpoints_called_in_a_function(seen: Seen) -> Any:
+    return calling(seen, part(seen, checkpointer=False))
+
+
+def calling(seen: Seen, inner: Any) -> Any:
     def call(state: Log) -> Log:
         seen.append("call")
         word = inner.invoke({"word": state["word"]})["word"]

@@ -383,12 +383,12 @@ def law(seed: int, store: Any) -> None:
         compared(thread.record(), record)
 
 
-@pytest.mark.parametrize("seed", SEEDS)
+@pytest.mark.parametrize("seed", SEEDS if deep else SEEDS[::2])
 def test_all_readers_give_one_record_in_memory(seed: int) -> None:
     law(seed, Memory())
 
 
-@pytest.mark.parametrize("seed", SEEDS)
+@pytest.mark.parametrize("seed", SEEDS if deep else SEEDS[1::2])
 def test_all_readers_give_one_record_of_a_file(seed: int, tmp_path: Path) -> None:
     with closing(SQLite(tmp_path / "runs.db")) as store:
         law(seed, store)
