@@ -9,7 +9,7 @@ from __future__ import annotations
 import sys
 import tempfile
 from collections.abc import Iterator, Mapping
-from datetime import date, timedelta
+from datetime import UTC, date, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -127,6 +127,27 @@ def requests(days: Any) -> None:
         print(f"delivered late: {len(calls) - before} calls, {error.__cause__}")
 
 
+# fmt: off
+# --8<-- [start:completed]
+def delete_completed(program, store, before):
+    deleted, cursor = 0, None
+    with Archive(store) as archive:
+        while True:
+            page = archive.threads(
+                graph=program.graph.name, status="completed",
+                until=before, after=cursor, limit=500)
+            names = [one.thread for one in page]
+            idle = datetime.now(UTC) - before
+            deleted += len(program.delete(names, idle=idle).threads)
+            if page.next is None:
+                return deleted
+            cursor = page.next
+
+
+# --8<-- [end:completed]
+# fmt: on
+
+
 def conversations(store: Store | str) -> None:
     """Threads that live as long as somebody comes back to them: their days are over one by one."""
     program = graph.compile(store=store)
@@ -135,12 +156,12 @@ def conversations(store: Store | str) -> None:
             program.thread(name).run({"text": "a kettle"})
         time.advance(timedelta(days=91).total_seconds())
         program.thread("eve").run({"text": "a pan"})
-        # --8<-- [start:idle]
         while names := program.threads(idle=KEPT, limit=500):
             report = program.delete(names, idle=KEPT)
             print(f"deleted: {report.threads}, in use: {report.busy}")
-        # --8<-- [end:idle]
-    print(f"left: {program.threads()}")
+    for name, text in {"fay": "a large pan", "gus": "a pan"}.items():
+        program.thread(name).run({"text": text})
+    print(f"completed: {delete_completed(program, store, datetime.now(UTC))}, left: {program.threads()}")
 
 
 def main(address: str | None = None, prefix: str = "desk_") -> None:

@@ -107,7 +107,7 @@ SHOWN = {
         "delivered again: 0 calls",
         "delivered late: 0 calls, requests of 2026-08-24 are kept no longer",
         "deleted: ('ada', 'bob'), in use: ()",
-        "left: ['eve']",
+        "completed: 1, left: ['eve', 'fay']",
     ],
     "batch_peps.py": ["0.0204 USD, 0.000068 each"],
     "scans.py": [
