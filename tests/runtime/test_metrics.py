@@ -98,6 +98,14 @@ def stopped() -> None:
     assert one(add).compile(layers=[Closed()]).run({"n": SECRET}).status == "stopped"
 
 
+def broken_layer() -> None:
+    class Broken(Layer):
+        def run(self, run: Any) -> Any:
+            raise ValueError(SECRET)
+
+    assert one(add).compile(layers=[Broken()]).run({"n": SECRET}).status == "failed"
+
+
 def interrupted() -> None:
     def press() -> Any:
         raise KeyboardInterrupt
@@ -203,6 +211,7 @@ def played() -> dict[str, tuple[Callable[[], object], dict[str, float]]]:
         "further attempts": (retried, done | {"node.errors One.a": 2}),
         "an error edge": (edge, done | {"node.errors One.a": 1, "steps One.b": 1}),
         "one that is stopped": (stopped, ended("stopped")),
+        "one whose layer fails": (broken_layer, ended("failed")),
         "ctrl-c": (interrupted, ended("stopped")),
         "a cancelled task": (cancelled, ended("stopped")),
         "two closed streams": (closed, {"runs Two.stopped": 2, "run.duration Two.stopped": 2, "steps Two.a": ANY}),
