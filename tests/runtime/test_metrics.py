@@ -335,6 +335,14 @@ def test_each_provider_has_numbers_of_its_own(
     with metering() as first:
         program(n=SECRET)
         assert first.counted() == first.counted() != {}
+
+        def look() -> dict[str, Any]:
+            return {"seen": {name: value for name, told, value in first.points() if told.get("graph") == "Two"}}
+
+        two = Graph(name="Two").add_node("a", add, writes=["n"]).add_node("look", look, writes=["seen"])
+        seen = two.add_path(START, "a", "look", END).compile(store=Memory()).thread(SECRET).run({"n": SECRET}).state
+        expected = {"runs.active": 1, "resumes": 0, "takeovers": 0, "steps": 1, "node.errors": 0}
+        assert seen["seen"] == expected, "a reader sees what has happened so far"
         with metering(preferred_temporality=delta) as second:
             for _ in range(2):
                 program(n=SECRET)
