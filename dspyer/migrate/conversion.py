@@ -398,7 +398,8 @@ class Conversion:
             text = "calls a graph, which LangGraph's engine runs whole"
         else:
             return
-        self.findings.note(f"node {self.path + name!r} {text}: it is one commit, and nothing in it is tuned")
+        text += ": it is one commit, nothing in it is tuned, and returned keys that are no fields are dropped"
+        self.findings.note(f"node {self.path + name!r} {text}")
 
     def _policies(self, name: str) -> dict[str, Any]:
         """The policies of a node that `Graph.add_node` takes."""
@@ -457,8 +458,8 @@ class Conversion:
             leads_to=NamedTargets(
                 frozenset([*self.edges.commanded(name), *self._followed(name)]), f"goto={{{self.path + name!r}: [...]}}"
             ),
-            # LangGraph drops what a graph returns beside the fields of the graph around it.
-            extra="drop" if isinstance(spec.runnable, CompiledStateGraph) else self.options.extra,
+            # LangGraph drops what a graph returns beside the fields of the graph around it; a function may pass it on.
+            extra="drop" if read_code(spec.runnable).values(CompiledStateGraph) else self.options.extra,
             surroundings=self._surroundings,
             place=f"{self.path.replace('.', '|')}{name}",
             allowed=self._allowed,

@@ -469,10 +469,10 @@ def a_graph_without_checkpoints_called_in_a_function(seen: Seen) -> Any:
 
 
 def calling(seen: Seen, inner: Any) -> Any:
-    def call(state: Log) -> Log:
+    def call(state: Log) -> Any:
         seen.append("call")
-        word = inner.invoke({"word": state["word"]})["word"]
-        return {"word": word + "!", "log": [word]}
+        found = inner.invoke({"word": state["word"]})  # with `inner`, which is no field here
+        return {**found, "word": found["word"] + "!", "log": [found["word"]]}
 
     builder = StateGraph(Log)
     builder.add_node("call", call)
