@@ -36,6 +36,7 @@ from dspyer.errors import GraphError
 from dspyer.migrate import explain_langgraph, from_langgraph, langgraph_inputs
 from dspyer.migrate.conversion import usable_name
 from dspyer.migrate.converted_node import text_of
+from dspyer.migrate.nested_graphs import CHECKPOINTS
 
 Outcome = Callable[..., dict[str, Any]]  # of a call and of how often a run is continued that stops
 ANSWER = "yes"
@@ -168,7 +169,9 @@ def dspyer_outcome(call: Call, rounds: int = 0, **options: Any) -> dict[str, Any
         raise run.error
     nodes = Counter(commit.node for commit in run.commits)
     asked = [question.text for question in run.questions if not is_stop(question)]
-    return outcome(run.status, run.state.to_dict(), asked, nodes)
+    # What graphs inside remember has a field here, and is in a checkpoint of its own there.
+    state = {key: value for key, value in run.state.to_dict().items() if key != CHECKPOINTS}
+    return outcome(run.status, state, asked, nodes)
 
 
 def expect(reported: Any, raised: Any) -> None:

@@ -123,6 +123,8 @@ class _CodeSearch:
     def visit(self, name: str, value: Any, depth: int) -> None:
         """Record an object, and go into it if it holds what a node calls."""
         if is_a(value, MethodType):
+            if is_a(value.__self__, PregelProtocol):  # its `invoke`
+                self.visit(name, value.__self__, depth)
             self.function(value.__func__, value.__self__, depth)
             return
         if id(value) in self.seen:

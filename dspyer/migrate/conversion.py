@@ -34,9 +34,9 @@ from dspyer.migrate.converted_node import (
     usable_name,
 )
 from dspyer.migrate.graph_edges import GraphEdges, note_what_is_left_out
-from dspyer.migrate.internals import DEFAULT_ERROR_HANDLER, AllowedTypes, data_channels, only_async
+from dspyer.migrate.internals import DEFAULT_ERROR_HANDLER, AllowedTypes, allowed_types, data_channels, only_async
 from dspyer.migrate.langgraph_report import LangGraphReport, make_report, replaced_text
-from dspyer.migrate.nested_graphs import CHECKPOINTS, allowed_in, has_memory, why_whole
+from dspyer.migrate.nested_graphs import CHECKPOINTS, graphs_inside, why_whole
 from dspyer.migrate.unsupported import Findings, FoundNode, check_graph, check_names, graph_problem
 from dspyer.scheduler import topology
 from dspyer.schema.fields import refusal_text
@@ -70,6 +70,9 @@ def from_langgraph(
     - While a question is open, the state shows what is committed; nodes beside the one that asks join after the answer.
     - A node that asks runs again from its start at each answer, with its model calls, as in LangGraph. If it asks from
       several threads, an answer goes to the question with its text; one with another text is asked anew.
+    - A graph that LangGraph's engine runs whole begins anew if it fails, but after the last answer. If it asks or has
+      `checkpointer=True`, what it holds must be data, of classes that its fields name. What it adds to a list is
+      doubled, as in LangGraph.
     - A `RetryPolicy` repeats its node alone: if a router raises, the run fails. Decide in a node where it may fail.
     - A client, a `SecretStr` or another object that is no data is an error in the state: pass it as `context`. So is
       a `deque`: use a list. A `Counter`, an `OrderedDict` or a `defaultdict` reaches nodes and reducers where the
@@ -91,11 +94,11 @@ def from_langgraph(
         graph: a `StateGraph`, or what its `compile()` returned.
         nodes: by the name of a node, a module, graph or function that takes its place, or the options of
             `Graph.add_node` for it, such as `{"node": chat, "modules": {"predict": module}}`. In all options, the node
-            `inner` of a graph that is node `outer` has the name `outer.inner`. The new node keeps the timeout, and the
-            attempts and pauses of a `RetryPolicy`, whose default becomes that of `Retry`: no error that the LM has
-            retried. An `error_handler` and a `CachePolicy` are left out, with a note in the log: write
-            `add_error_edge(...)`, and `cache=` among the options. For labelled demonstrations, the examples also need
-            the inputs of a predictor that a function calls.
+            `inner` of a graph that is node `outer` has the name `outer.inner`; a graph that runs whole has none. The
+            new node keeps the timeout, and the attempts and pauses of a `RetryPolicy`, whose default becomes that of
+            `Retry`: no error that the LM has retried. An `error_handler` and a `CachePolicy` are left out, with a note
+            in the log: write `add_error_edge(...)`, and `cache=` among the options. For labelled demonstrations, the
+            examples also need the inputs of a predictor that a function calls.
         routes: by the name of a node, the nodes to which its routers may lead, where their code does not say it.
         goto: by the name of a node, the nodes to which a `Command` of it may lead, where its code does not say it.
         context: what nodes find as `runtime.context`. A run may be given its own, as a resource of the graph's
@@ -235,7 +238,8 @@ class Conversion:
         self.findings.nodes += [self._found(name) for name in self.edges.reached]
         self._check()
         self.fields = state_fields(self.builder, validate=self.options.validate, findings=self.findings)
-        if has_memory(self.builder):
+        self.inside = list(graphs_inside(self.builder))
+        if any(graph.checkpointer is True for graph in self.inside):
             self.fields = with_checkpoints(self.fields, bool(self.path), self.findings)
         if self.findings.problems:
             # A user mends all problems at once, and not one graph after the other.
@@ -394,7 +398,8 @@ class Conversion:
             text = "calls a graph, which LangGraph's engine runs whole"
         else:
             return
-        self.findings.note(f"node {self.path + name!r} {text}: it is one commit, and nothing in it is tuned")
+        text += ": it is one commit, nothing in it is tuned, and returned keys that are no fields are dropped"
+        self.findings.note(f"node {self.path + name!r} {text}")
 
     def _policies(self, name: str) -> dict[str, Any]:
         """The policies of a node that `Graph.add_node` takes."""
@@ -453,8 +458,8 @@ class Conversion:
             leads_to=NamedTargets(
                 frozenset([*self.edges.commanded(name), *self._followed(name)]), f"goto={{{self.path + name!r}: [...]}}"
             ),
-            # LangGraph drops what a graph returns beside the fields of the graph around it.
-            extra="drop" if isinstance(spec.runnable, CompiledStateGraph) else self.options.extra,
+            # LangGraph drops what a graph returns beside the fields of the graph around it; a function may pass it on.
+            extra="drop" if read_code(spec.runnable).values(CompiledStateGraph) else self.options.extra,
             surroundings=self._surroundings,
             place=f"{self.path.replace('.', '|')}{name}",
             allowed=self._allowed,
@@ -473,7 +478,7 @@ class Conversion:
 
     @cached_property
     def _allowed(self) -> AllowedTypes:
-        return allowed_in(self.builder)
+        return frozenset().union(*[allowed_types(graph.builder) for graph in self.inside])
 
     @property
     def _surroundings(self) -> Surroundings:

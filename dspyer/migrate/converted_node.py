@@ -100,17 +100,18 @@ class Targets:
         found = self.names if breakpoints == "*" else breakpoints
         return [self.names[name] for name in found if name in self.names]
 
-    def ordered(self, found: Sequence[object], who: str, known: NamedTargets) -> list[Goto]:
+    def ordered(self, found: Sequence[object], who: str, known: NamedTargets, state: ImmutableState) -> list[Goto]:
         """The targets of what code of LangGraph went to: nodes by name, each once, then each `Send`; without `END`.
 
-        LangGraph folds updates in this order, and an edge and a `goto` to one node start it once.
+        LangGraph folds updates in this order, and an edge and a `goto` to one node start it once. `state` is that of
+        the code.
         """
         # LangGraph folds by name. The order of a set differs between processes, and a rerun must give the same.
         nodes = sorted({name for name in found if isinstance(name, str) and name != LANGGRAPH_END})
         sends = [send for send in found if not isinstance(send, str)]
         return [
             *[self._named(name, who, known) for name in nodes],
-            *[self._send(send, who, known) for send in sends],
+            *[self._send(send, who, known, state) for send in sends],
         ]
 
     def _named(self, name: str, who: str, known: NamedTargets) -> str:
@@ -123,7 +124,7 @@ class Targets:
             )
         return self.names[name]
 
-    def _send(self, send: Any, who: str, known: NamedTargets) -> Send:
+    def _send(self, send: Any, who: str, known: NamedTargets, state: ImmutableState) -> Send:
         if not isinstance(send, langgraph_types.Send):
             raise RouteError(f"{who} goes to {brief(send)}, of type {type(send).__name__}: give a name or a Send")
         if getattr(send, "timeout", None) is not None:
@@ -137,6 +138,8 @@ class Targets:
                 "object of its schema"
             )
         values = dict(send.arg if isinstance(send.arg, Mapping) else vars(send.arg))
+        if kind == "graph" and CHECKPOINTS in state:  # which takes no part in what is sent
+            values[CHECKPOINTS] = state.raw(CHECKPOINTS)
         return Send(name, {SENT: values} if kind == "graph" else values)
 
 
@@ -348,7 +351,7 @@ class ConvertedRouter:
         return f"the router of {self.label!r}"
 
     def __call__(self, state: ImmutableState, ctx: Context) -> list[Goto]:
-        found: list[str | Send] = self.targets.ordered(self.follow(state, ctx), self.who, self.leads_to)
+        found: list[str | Send] = self.targets.ordered(self.follow(state, ctx), self.who, self.leads_to, state)
         return found or [END]
 
     def follow(self, state: ImmutableState, ctx: Context) -> list[object]:
@@ -681,12 +684,12 @@ class NodeCall:
         patch = self._patch()
         goto = [target for part in parts for target in goto_of(part) if target != LANGGRAPH_END]
         if self.failed is not None:  # the edges of the node that failed are not followed
-            return Command(patch, self.node.targets.ordered(goto, self.who, self.node.leads_to) or [END])
+            return Command(patch, self.node.targets.ordered(goto, self.who, self.node.leads_to, self.state) or [END])
         if not goto:
             return patch
         routed = self.node.router.follow(self._after(patch), self.ctx) if self.node.router else self.node.static
         targets = [*goto, *routed]
-        return Command(patch, self.node.targets.ordered(targets, self.who, self.node.leads_to))
+        return Command(patch, self.node.targets.ordered(targets, self.who, self.node.leads_to, self.state))
 
     def _patch(self) -> dict[str, Any]:
         fields = self.node.fields

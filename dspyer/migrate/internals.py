@@ -59,7 +59,6 @@ try:
         CONFIG_KEY_CALL,
         CONFIG_KEY_CHECKPOINT_NS,
         CONFIG_KEY_CHECKPOINTER,
-        CONFIG_KEY_DURABILITY,
         CONFIG_KEY_NODE_ERROR,
         CONFIG_KEY_READ,
         CONFIG_KEY_RESUME_MAP,
@@ -205,7 +204,6 @@ def engine_configurable(place: str, saver: object, resumes: bool, answers: Mappi
     return {
         CONFIG_KEY_CHECKPOINT_NS: place,
         CONFIG_KEY_CHECKPOINTER: saver,
-        CONFIG_KEY_DURABILITY: "sync",  # in memory: a thread in the background gains nothing
         CONFIG_KEY_RESUMING: resumes,
         CONFIG_KEY_RESUME_MAP: answers,
         CONFIG_KEY_STREAM: StreamProtocol(_drop, set()),  # else the stream writer of the node would not reach them

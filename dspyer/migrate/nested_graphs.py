@@ -7,8 +7,10 @@ calls: they get a `Checkpoints` in place of a checkpointer, whose contents the r
 from __future__ import annotations
 
 import threading
+import zlib
+from collections import defaultdict
 from collections.abc import Iterator, Mapping
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import Any, Final
 
 from langchain_core.runnables import RunnableConfig
@@ -21,7 +23,7 @@ from langgraph.types import Command
 
 from dspyer.errors import StateError
 from dspyer.migrate.code_reading import NodeCode, is_a, read_code
-from dspyer.migrate.internals import AllowedTypes, allowed_types
+from dspyer.migrate.internals import AllowedTypes
 
 CHECKPOINTS: Final = "langgraph_checkpoints"
 """The field with the checkpoints of graphs that were compiled with `checkpointer=True`, by namespace."""
@@ -57,21 +59,15 @@ def graphs_inside(builder: Any, seen: set[int] | None = None) -> Iterator[Compil
                 yield from graphs_inside(graph.builder, seen)
 
 
-def has_memory(builder: Any) -> bool:
-    """Return whether a graph inside of this one remembers what its earlier runs on a thread have left."""
-    return any(graph.checkpointer is True for graph in graphs_inside(builder))
-
-
-def allowed_in(builder: Any) -> AllowedTypes:
-    """The classes of values that the checkpoints of graphs inside of this one may hold."""
-    return frozenset().union(*[allowed_types(graph.builder) for graph in graphs_inside(builder)])
-
-
 class Checkpoints(InMemorySaver):
     """The checkpoints of the graphs that one node runs. They name no thread: a copy of it has them, too."""
 
     def __init__(self, allowed: AllowedTypes) -> None:
-        super().__init__(serde=_serializer(allowed))
+        # Each call of a node has one, and that of the class above takes a tenth of a step.
+        self.serde = _serializer(allowed)
+        self.storage: Any = defaultdict(partial(defaultdict, dict))
+        self.writes: Any = defaultdict(dict)
+        self.blobs: Any = {}
 
     def dump(self, *, lasting: bool = False) -> dict[str, bytes]:
         """The latest checkpoint of each namespace, or of the `lasting` ones: those without the id of a task.
@@ -85,7 +81,7 @@ class Checkpoints(InMemorySaver):
     def load(self, dumped: Mapping[str, bytes]) -> None:
         """Go on from what `dump` gave."""
         for ns, packed in dumped.items():
-            chain, blobs, writes = self.serde.loads_typed(("msgpack", packed))
+            chain, blobs, writes = self.serde.loads_typed(("msgpack", zlib.decompress(packed)))
             for entry, checkpoint, metadata, parent in chain:
                 self.storage[""][ns][entry] = (*checkpoint,), (*metadata,), parent
             for channel, version, blob in blobs:
@@ -116,7 +112,7 @@ class Checkpoints(InMemorySaver):
         packed: tuple[str, bytes] = self.serde.dumps_typed(
             [[(entry, *entries[entry]) for entry in chain], blobs, writes]
         )
-        return packed[1]
+        return zlib.compress(packed[1])  # rows and pages would show bytes as texts
 
     def get_tuple(self, config: RunnableConfig) -> CheckpointTuple | None:
         """Get a checkpoint, as the class above."""

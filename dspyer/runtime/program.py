@@ -432,7 +432,7 @@ class CompiledGraph(dspy.Module):
         Raises:
             ThreadError: if the program was compiled without a store, or `names` is one text or has what is no name.
             ValueError: if `idle` is negative or no timedelta.
-            StoreError: if the store fails; nothing was deleted.
+            StoreError: if the store fails; nothing was deleted. Of a `Sharded` one, each shard has its transaction.
 
         Example:
             >>> from dspyer import END, START, Graph

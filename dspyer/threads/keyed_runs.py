@@ -67,7 +67,9 @@ class KeyedRun:
         schema.initial_state({name: value for name, value in inputs.items() if name in own})
         try:
             read, again = schema.initial_state(inputs), schema.initial_state(inputs)
-        except Exception as error:  # noqa: BLE001 - a validator may read what the thread has: it decides at the start
+        except Exception as error:
+            if not (thread.graph.keep is None or thread.graph.keep):
+                raise  # nothing lasts from the run before that a validator may read
             self._refusal = error
         else:
             found = {name: _comparable(read.raw(name)) for name in {*thread.graph.inputs, *inputs} if name in read}

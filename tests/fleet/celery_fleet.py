@@ -176,6 +176,13 @@ class Workers:
         return Counter(row.rsplit(" ", 1)[0] for row in self._calls + self.redis.lrange("calls", 0, -1))
 
 
+def imported_tasks(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """The module of the example, made anew."""
+    monkeypatch.syspath_prepend(EXAMPLES)
+    monkeypatch.delitem(sys.modules, "celery_tasks", raising=False)
+    return importlib.import_module("celery_tasks")
+
+
 @contextmanager
 def workers(store: str, monkeypatch: pytest.MonkeyPatch, **options: Any) -> Iterator[Workers]:
     """A Redis of its own, and what puts jobs into it."""
@@ -190,9 +197,7 @@ def workers(store: str, monkeypatch: pytest.MonkeyPatch, **options: Any) -> Iter
             assert server.stdout is not None
             assert any("eady to accept connections" in line for line in server.stdout)
             monkeypatch.setenv("BROKER_URL", f"redis+socket://{path}")
-            monkeypatch.syspath_prepend(EXAMPLES)
-            monkeypatch.delitem(sys.modules, "celery_tasks", raising=False)
-            made = Workers(Broker(path, store, **options), importlib.import_module("celery_tasks"))
+            made = Workers(Broker(path, store, **options), imported_tasks(monkeypatch))
             try:
                 yield made
             finally:

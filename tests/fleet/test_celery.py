@@ -11,10 +11,39 @@ from collections import Counter
 
 import pytest
 
-from tests.fleet.celery_fleet import NODES, workers
+from dspyer import END, START, Graph, errors
+from tests.fleet.celery_fleet import NODES, imported_tasks, workers
+from tests.rows import each
 
 GATED = ["check order-0", "pay order-1", "send order-2"]
 REQUESTS = [f"order-{number}" for number in range(5)]
+
+
+PASSING = [
+    errors.ConcurrentRunError("taken over"),
+    errors.OpenRunError("an earlier request waits"),
+    errors.ChangedGraphError("made by another version"),
+    errors.StoreError("no disk"),
+    ConnectionError("down"),
+]
+FINAL = [ValueError("a bug"), errors.BudgetError("9 of 9 requests", "requests")]
+
+
+@each("error", [*PASSING, *FINAL], ids=repr)
+def test_what_passes_by_itself_is_tried_again(error: Exception, monkeypatch: pytest.MonkeyPatch) -> None:
+    tasks = imported_tasks(monkeypatch)
+    calls: list[int] = []
+
+    def read(number: int) -> dict[str, int]:
+        calls.append(number)
+        if len(calls) == 1:
+            raise error
+        return {"read": number}
+
+    graph = Graph(inputs=["number"]).add_node("read", read, writes=["read"])
+    tasks.app.program = graph.add_path(START, "read", END).compile(store=":memory:")
+    done = tasks.advance.apply(("t", "key", {"number": 1}))  # here, with the retries that follow
+    assert (done.state, len(calls)) == (("SUCCESS", 2) if error in PASSING else ("FAILURE", 1))
 
 
 @pytest.mark.slow("two workers with three children each, a Redis and a PostgreSQL")

@@ -460,12 +460,19 @@ def a_branch_that_removes_a_message_of_another_branch(seen: Seen) -> Any:
 
 @case(CASES, {"word": "w"}, {"word": "w12!", "log": ["w12"]}, "call one two")
 def a_graph_called_in_a_function(seen: Seen) -> Any:
-    inner = part(seen)
+    return calling(seen, part(seen))
 
-    def call(state: Log) -> Log:
+
+@case(CASES, {"word": "w"}, {"word": "w12!", "log": ["w12"]}, "call one two")
+def a_graph_without_checkpoints_called_in_a_function(seen: Seen) -> Any:
+    return calling(seen, part(seen, checkpointer=False))
+
+
+def calling(seen: Seen, inner: Any) -> Any:
+    def call(state: Log) -> Any:
         seen.append("call")
-        word = inner.invoke({"word": state["word"]})["word"]
-        return {"word": word + "!", "log": [word]}
+        found = inner.invoke({"word": state["word"]})  # with `inner`, which is no field here
+        return {**found, "word": found["word"] + "!", "log": [found["word"]]}
 
     builder = StateGraph(Log)
     builder.add_node("call", call)

@@ -6,20 +6,27 @@ import asyncio
 import operator
 from collections import Counter
 from collections.abc import Callable
+from dataclasses import dataclass
 from functools import partial
 from itertools import count, pairwise
 from pathlib import Path
 from signal import SIGKILL
 from typing import Annotated, Any, TypedDict
 
+import pytest
 from langchain_core.messages import AIMessage, HumanMessage
+from langchain_core.runnables import RunnableConfig
 from langchain_core.tools import tool
 from langgraph.checkpoint.memory import InMemorySaver
+from langgraph.config import get_stream_writer
 from langgraph.graph import MessagesState, StateGraph
 from langgraph.prebuilt import ToolNode
-from langgraph.types import Command, interrupt
+from langgraph.types import Command, Send, interrupt
+from pydantic import BaseModel
 
-from dspyer.migrate import from_langgraph, langgraph_inputs
+from dspyer.errors import GraphError, InputError, MergeConflictError, StateError
+from dspyer.events import Emitted
+from dspyer.migrate import explain_langgraph, from_langgraph, langgraph_inputs
 from tests.log.failing import FailingSQLite, kill
 from tests.log.processes import end_of, fork
 from tests.migrate.cases import Seen, plain
@@ -71,8 +78,8 @@ def a_memory_in_a_graph(seen: Seen) -> Any:
 
 
 def a_memory_that_a_function_calls(seen: Seen) -> Any:
-    inner = keeper(seen, checkpointer=True)
-    return around(seen.node("call", lambda state: {"word": inner.invoke({"word": state["word"]})["word"]}), seen)
+    invoke = keeper(seen, checkpointer=True).invoke
+    return around(seen.node("call", lambda state: {"word": invoke({"word": state["word"]})["word"]}), seen)
 
 
 def a_function_that_calls_two_and_asks(seen: Seen) -> Any:
@@ -151,6 +158,15 @@ def an_async_graph(seen: Seen) -> Any:
     return around(edges(builder, "^ tell").compile(checkpointer=True), seen)
 
 
+def sends_to_a_memory(seen: Seen, *words: str) -> Any:
+    builder = StateGraph(Log).add_node("s", seen.node("s", {}))
+    builder.add_node("x", between(keeper(seen, checkpointer=True), seen, "^ x, x last"))
+    builder.add_conditional_edges(
+        "s", lambda state: [Send("x", {"word": word}) for word in words or [state["word"]]], ["x"]
+    )
+    return edges(builder, "^ s")
+
+
 # Graphs, each with the questions of a turn.
 GRAPHS: list[tuple[Callable[[Seen], Any], str]] = [
     (a_memory, "ok?"),
@@ -165,6 +181,7 @@ GRAPHS: list[tuple[Callable[[Seen], Any], str]] = [
     (a_command_after_a_question, "where?"),
     (a_tool_that_hands_over, ""),
     (an_async_graph, ""),
+    (sends_to_a_memory, "ok?"),
 ]
 
 
@@ -174,9 +191,10 @@ def answer(text: str, turn: int = 0) -> str:
 
 def resumed(thread: Any, run: Any, turn: int = 0) -> list[str]:
     """Answers the questions of a run, which come one by one, until it ends."""
-    asked = []
+    asked: list[str] = []
     while run.questions:
         (question,) = run.questions
+        assert len(asked) < 9, asked
         asked.append(question.text)
         run = thread.resume({question.key: answer(question.text, turn)})
     assert not run.error, run.error
@@ -280,3 +298,92 @@ def test_what_a_graph_remembers_was_true_at_the_commit() -> None:
     for one in (copied, waits):
         resumed(one, one.resume())
         assert one.state["word"] == "w ok? 0"
+    # Two calls at once would leave the memory of one: LangGraph drops the other's without a word.
+    graph = sends_to_a_memory(Seen(), "a", "b")
+    both = from_langgraph(graph, merge={"word": "last_write_wins"}).compile(answers={"x-0": "yes"})
+    with pytest.raises(MergeConflictError, match="langgraph_checkpoints"):
+        both.run({"word": "w"}).raise_error()
+
+
+def test_nodes_inside_find_what_they_found_in_langgraph() -> None:
+    def look(state: Word, config: RunnableConfig) -> Any:
+        get_stream_writer()("written")
+        place, found = config["configurable"]["checkpoint_ns"], config["configurable"]
+        seen.append(
+            (found["thread_id"], found["user"], config["tags"], config["recursion_limit"], sorted(config["metadata"]))
+        )
+        return {"word": place.split("|")[0].split(":")[0]}
+
+    seen: list[Any] = []
+    inner = edges(StateGraph(Word).add_node("look", look), "^ look").compile(checkpointer=True)
+    graph = StateGraph(Word).add_node("x", inner).add_node("y", lambda state: {**inner.invoke(state)})
+    edges(graph, "^ x", "x y")
+    config: Any = {"tags": ["a"], "metadata": {"m": 1}, "recursion_limit": 33}
+    app = graph.compile(checkpointer=InMemorySaver())
+    app.invoke({"word": "w"}, config | {"configurable": {"thread_id": "t", "user": "u"}})
+    thread = from_langgraph(graph, configurable={"user": "u"}).compile(store=":memory:").thread("t")
+    events = thread.stream({"word": "w"}, resources={RunnableConfig: config})
+    assert [event.value for event in events if isinstance(event, Emitted)] == ["written", "written"]
+    assert seen[:2] == seen[2:]
+    assert thread.state["word"] == "y"
+
+
+class Opaque:
+    """A class of which no field tells."""
+
+
+@dataclass
+class Unnamed:
+    n: int = 0
+
+
+class Sure(BaseModel):
+    sure: bool
+
+
+def holding(value: Any) -> Any:
+    class Held(Word):
+        held: Any
+
+    builder = StateGraph(Held).add_node("hold", lambda state: {"held": value, "word": "held"})
+    return edges(builder.add_node("ask", lambda state: {"word": interrupt("ok?")}), "^ hold", "hold ask")
+
+
+@each(
+    ("node", "error", "sentence"),
+    [
+        (holding(Opaque()).compile(checkpointer=True), StateError, "a value that cannot be kept: .*Opaque"),
+        (holding(Unnamed()).compile(checkpointer=True), StateError, "holds a .*Unnamed, which no field of it names"),
+        (
+            lambda state: (
+                edges(StateGraph(Word).add_node("a", lambda state: {}), "^ a").compile(checkpointer=True).invoke(state)
+            ),
+            GraphError,
+            "checkpointer=True, which its code does not name",
+        ),
+    ],
+)
+def test_what_cannot_be_kept_is_an_error_when_it_would_be(node: Any, error: Any, sentence: str) -> None:
+    graph = edges(StateGraph(Word).add_node("x", node), "^ x")
+    with pytest.raises(error, match=sentence):
+        from_langgraph(graph).compile().run({"word": "w"}).raise_error()
+
+
+def test_options_for_nodes_inside_a_whole_graph_are_a_problem_and_its_answers_are_validated() -> None:
+    def ask(state: Notes) -> Any:
+        return {"notes": [str(interrupt("sure?", response_schema=Sure).sure)]}
+
+    graph = around(keeper(Seen(), ask, checkpointer=True), Seen())
+    why = "nodes= names 'x.note', and 'x' runs whole, by LangGraph's engine: it was compiled with checkpointer=True"
+    with pytest.raises(GraphError, match=why):
+        from_langgraph(graph, nodes={"x.note": lambda word: word})
+    (note,) = [note for note in explain_langgraph(graph).notes if "whole" in note]
+    assert note == (
+        "node 'x' is a graph that LangGraph's engine runs whole, since it was compiled with checkpointer=True: it is "
+        "one commit, and nothing in it is tuned"
+    )
+    thread = from_langgraph(graph).compile(store=":memory:").thread("t")
+    thread.run({"word": "w"})
+    with pytest.raises(InputError, match=r"question 'x-0' .* The question is open"):
+        thread.resume({"x-0": {"sure": "perhaps"}})
+    assert thread.resume({"x-0": {"sure": True}}).state["word"] == "w True"

@@ -130,15 +130,17 @@ def test_inputs_that_the_graph_refuses_raise_before_the_key_is_looked_up(deliver
     def note(amount: float) -> None:
         calls.append(amount)
 
-    graph = Graph(Order, inputs=["amount", "size"]).add_node("note", note, writes=[])
-    t = graph.add_path(START, "note", END).compile(store=store).thread("t")
-    deliver(t, {"amount": 1}, key="a")
-    before = store.runs_read, store.rows_read, store.writes
-    for inputs in [{"amount": "much"}, {"amount": 1, "note": 2}, {"amuont": 1}]:
-        with pytest.raises(InputError):
-            deliver(t, inputs, key="a")
-    assert (store.runs_read, store.rows_read, store.writes) == before
-    for key in "ab":  # a validator may read what the thread has: it is asked when that was read
+    wrong: list[Any] = [{"amount": "much"}, {"amount": 1, "note": 2}, {"amuont": 1}]
+    for keep in ([], ["lasts"]):
+        graph = Graph(Order, inputs=["amount", "size"], keep=keep).add_node("note", note, writes=[])
+        t = graph.add_path(START, "note", END).compile(store=store).thread("t")
+        deliver(t, {"amount": 1}, key="a")
+        before = store.runs_read, store.rows_read, store.writes
+        for inputs in wrong if keep else [*wrong, {"amount": 1, "size": 10}]:
+            with pytest.raises(InputError):
+                deliver(t, inputs, key="a")
+        assert (store.runs_read, store.rows_read, store.writes) == before
+    for key in "ab":  # a validator may read what lasts in the thread: it is asked when that was read
         with pytest.raises(InputError, match="too large"):
             deliver(t, {"amount": 1, "size": 10}, key=key)
     assert (store.writes, calls) == (before[-1], [1])
