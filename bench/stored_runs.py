@@ -47,6 +47,7 @@ WORKS = (
         None,
         60,
     ),
+    Work("stored: step of a loop, SQLite, counted by metrics / not", "×", "metered", {"steps": 1_000}, None, 1.03),
     Work(
         "stored: 2,000 messages of 96 bytes, file / final value",
         "×",

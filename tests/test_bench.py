@@ -55,6 +55,7 @@ STORED_ROWS: list[tuple[str, dict[str, Any]]] = [
     ("stored_loop", {"store": "runs.db", "steps": 3, "mode": "async"}),
     ("message_bytes", {"messages": 5, "when": "closed"}),
     ("idle_bytes", {"size": 50_000, "steps": 2}),
+    ("metered", {"steps": 3}),
     ("idle_step", {"size": 50_000, "steps": 3}),
     ("fork_stored", {"items": 70, "forks": 20}),
     *[("head", {"commits": 5, "what": what}) for what in ("n", "messages")],

@@ -12,11 +12,12 @@ from __future__ import annotations
 import logging
 import os
 import time
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import lru_cache, partial
+from itertools import islice
 from threading import RLock
 from typing import Any, ClassVar, Final
 
@@ -26,7 +27,6 @@ from opentelemetry import metrics
 from dspyer.errors import error_text
 from dspyer.extend import Layer, Place
 from dspyer.lm.tap import Subscriber, subscribing
-from dspyer.stores.base import Store
 
 logger = logging.getLogger("dspyer")
 
@@ -46,6 +46,9 @@ INSTRUMENTS: Final = {
 }
 """What readers ask for: unit, attributes, description. `docs/guides/tracing.md` has the same table."""
 
+BOUNDS: Final = [0.01 * 2**n for n in range(18)]
+"""Of the duration, seconds: those of the conventions for LM calls, 0.01 to 82, and on to 22 minutes."""
+
 
 class Metrics(Layer):
     """The numbers of one meter provider, and the layer that counts runs. May be used from any thread."""
@@ -57,7 +60,9 @@ class Metrics(Layer):
         self._values = defaultdict[tuple[str, ...], float](int)  # by instrument and values of attributes
         self.forget_runs()
         meter = provider.get_meter("dspyer")
-        self._duration = meter.create_histogram("dspyer.run.duration", "s", "How long runs took.")
+        self._duration = meter.create_histogram(
+            "dspyer.run.duration", "s", "How long runs took.", explicit_bucket_boundaries_advisory=BOUNDS
+        )
         for name, (unit, attributes, text) in INSTRUMENTS.items():
             make = meter.create_observable_up_down_counter if name == ACTIVE else meter.create_observable_counter
             make(name, [partial(self._observed, name, attributes.split())], unit, text)
@@ -91,7 +96,7 @@ class Metrics(Layer):
             self._end(opened, graph)
 
     def _end(self, opened: OpenRun, graph: str) -> None:
-        session, status = opened.session, opened.session.ending[0]
+        session = opened.session
         with self._lock:
             if opened not in self._open:
                 return  # it is the run of a parent process
@@ -101,6 +106,7 @@ class Metrics(Layer):
                 self.add(1 + len(failed.failed_attempts), "dspyer.node.errors", graph, failed.node)
             if session.inside is not None:
                 return
+            status = session.ending[0]
             self.add(-1, ACTIVE, graph)
             self.add(1, "dspyer.runs", graph, status)
         try:
@@ -132,15 +138,19 @@ class OpenRun:
         """Counts its commits since the last time."""
         session, graph = self.session, self.session.graph
         log = (session.run if session.log is None else session.log.run).log
-        for index in range(self.counted, len(log)):
-            commit, node = log[index].commit, graph.nodes.get(log[index].commit.node)
-            if node is None or len(log[index].parents) != 1 or commit.is_manual():
-                continue  # the inputs, a join, or an edit
-            numbers.add(1, "dspyer.steps", graph.name, node.name)
-            items = commit.patch.get(node.mapped.failures, ()) if node.mapped else ()
-            errors = len(commit.failed_attempts) + (commit.failure is not None) + len(items)
-            numbers.add(errors, "dspyer.node.errors", graph.name, node.name)
+        steps, errors = Counter[str](), Counter[str]()
+        for entry in islice(log, self.counted, None):
+            commit, node = entry.commit, graph.nodes.get(entry.commit.node)
+            if node is None:
+                continue  # the inputs, or a join
+            steps[commit.node] += 1
+            if commit.failed_attempts or commit.failure or node.mapped:
+                items = commit.patch.get(node.mapped.failures, ()) if node.mapped else ()
+                errors[commit.node] += len(commit.failed_attempts) + (commit.failure is not None) + len(items)
         self.counted = len(log)
+        for name, count in steps.items():
+            numbers.add(count, "dspyer.steps", graph.name, name)
+            numbers.add(errors[name], "dspyer.node.errors", graph.name, name)
 
 
 class LMCounts(Subscriber):
@@ -167,22 +177,24 @@ def metrics_here() -> list[Metrics]:
     """The numbers of the program's meter provider; none if it has set none."""
     try:
         provider = metrics.get_meter_provider()
+        if _made and _made[0].provider is provider:
+            return _made
         if type(provider).__module__.startswith("opentelemetry.metrics"):
             return []  # of the API itself, which counts nothing
         with _making:
             if not _made or _made[0].provider is not provider:
                 _made[:] = [Metrics(provider)]
-            return [*_made]
+            return _made
     except Exception as error:  # noqa: BLE001 - of a provider that the environment names: the run goes on
         _warn(f"OpenTelemetry has no usable meter provider, so nothing is counted: {error_text(error)}")
         return []
 
 
 def add_store_time(what: str, store: Any, seconds: float) -> None:
-    """Counts a write of a store, or a wait for a connection. A store is known by its class: addresses name people."""
+    """Counts a write of a store, or a wait for a connection, by the class of the store: an address may name people."""
     for numbers in metrics_here():
-        while isinstance(inside := getattr(store, "store", None), Store):  # one over many has none
-            store = inside
+        while "store" in vars(store):  # it is around another one; one over many has none
+            store = store.store
         kind = next(cls.__name__ for cls in type(store).__mro__ if not cls.__name__.startswith("_")).lower()
         numbers.add(seconds, f"dspyer.store.{what}", kind)
         numbers.add(what == "write.time", "dspyer.store.writes", kind)

@@ -18,7 +18,7 @@ from opentelemetry.sdk.metrics.export import AggregationTemporality
 from dspyer import END, START, Budget, CompiledGraph, Context, Graph, Retry
 from dspyer.errors import ConcurrentRunError
 from dspyer.extend import Layer, Stop
-from dspyer.stores import Memory, SQLite, Store
+from dspyer.stores import Memory, Sharded, SQLite, Store
 from dspyer.stores.encrypted import Encrypted
 from dspyer.testing import ScriptedLM, no_pauses
 from tests.children import run_python
@@ -309,7 +309,8 @@ def broken() -> None:
 
 def test_writes_of_stores_are_counted_by_the_kind_of_the_store(tmp_path: Any) -> None:
     file = SQLite(tmp_path / SECRET)
-    for store, kind in ((Memory(), "memory"), (file, "sqlite"), (Encrypted(file, key=Encrypted.new_key()), "sqlite")):
+    encrypted, sharded = Encrypted(file, key=Encrypted.new_key()), Sharded({SECRET: file}, shard=lambda _: SECRET)
+    for store, kind in ((Memory(), "memory"), (file, "sqlite"), (encrypted, "sqlite"), (sharded, "sharded")):
         with metering() as meter:
             one(add).compile(store=store).thread(f"{SECRET}{type(store).__name__}").run({"n": SECRET})
             found = {(name, told.get("store")): value for name, told, value in meter.points() if name[:5] == "store"}
