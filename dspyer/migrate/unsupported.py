@@ -281,7 +281,7 @@ def task_policies(options: Mapping[str, Any]) -> list[str]:
 def _check_router(who: str, branch: Any, findings: Findings) -> None:
     if not has_sync_form(branch.path):
         findings.problem(f"{who} is async: a router is a plain function; await in a node, and route by what it wrote")
-    if any(use.value is interrupt for use in read_code(branch.path).uses):
+    if read_code(branch.path).names_itself(interrupt):  # what it holds may ask elsewhere, as the tools of an agent do
         findings.problem(f"{who} {ASKS}")
 
 
