@@ -6,7 +6,8 @@ Questions, asked of one SQLite file and one PostgreSQL database in turn:
   processes, and each makes run after run, on a new thread each.
 - What does an operation on one thread cost beside 1,000 threads, and beside 100,000? The other threads are copies of
   one that a run has made, written by the database itself; those that are measured are made by runs.
-- How long does `program.delete` take for many of them?
+- How long does `program.delete` take for many of them, and `Schemas.drop` for all? How long do writes of another label
+  take meanwhile?
 - How many runs at once complete if PostgreSQL opens few connections?
 
 `--quick` measures next to nothing, to see that the bench works. Without it, a run takes about five minutes.
@@ -37,7 +38,8 @@ from bench.machine import calibrate, describe, spread
 from bench.report import put_section
 from dspyer import END, START, Archive, CompiledGraph, Graph, reducers
 from dspyer.stores import Sharded, Store, open_store
-from dspyer.stores.postgres import SCHEMA, Postgres, PostgresSession, split_address, with_schema
+from dspyer.stores.base import Change, Row, RunRow
+from dspyer.stores.postgres import SCHEMA, Postgres, PostgresSession, Schemas, split_address, with_schema
 from tests.stores import postgres_server
 
 COMMITS = 20
@@ -273,6 +275,42 @@ def measure_deletion(address: str, extent: Extent) -> float:
     return taken
 
 
+@dataclass(frozen=True)
+class Dropped:
+    """Milliseconds in which a schema is dropped, and those of the writes of another label: before, and meanwhile."""
+
+    taken: float
+    before: Sequence[float]
+    meanwhile: Sequence[float]
+
+
+def measure_drop(server: str, count: int, before: int) -> Dropped:
+    """Drops a schema with so many threads, while one writer appends to a thread of another label, after some writes."""
+    days, writes = Schemas(server, prefix=f"bench_{uuid4().hex[:8]}_"), list[tuple[float, float]]()
+    fill(days["old"].address, count)
+    store, end = days["new"], list[float]()
+    epoch = store.write(Change("t", run=RunRow("r", "t", (), {})))
+
+    def write() -> None:
+        while not end or writes[-1][0] < end[0]:
+            start = time.perf_counter()
+            store.write(Change("t", epoch, rows_of="r", rows=[Row(len(writes), "commit", {})]))
+            writes.append((start, time.perf_counter()))
+
+    with ThreadPoolExecutor(1) as pool:
+        writing = pool.submit(write)
+        while len(writes) < before and not writing.done():
+            time.sleep(0.001)
+        begin = time.perf_counter()
+        days.drop("old")
+        end.append(time.perf_counter())
+        writing.result()
+    days.drop("new")
+    taken = [(1e3 * (b - a), b > begin) for a, b in writes]
+    found = [[each for each, is_later in taken if is_later is later] for later in (False, True)]
+    return Dropped(1e3 * (end[0] - begin), *found)
+
+
 AT_A_LIMIT, CONNECTIONS = 32, 3
 """Runs at once, and the connections that the server opens for them."""
 
@@ -343,6 +381,7 @@ class Report:
         sizes: bytes of a thread, by part.
         deletions: milliseconds in which a page of threads is deleted, for each round.
         completed: how many runs complete at the limit of connections, for each round.
+        dropped: the drop of a schema with the larger number of threads, for each round.
     """
 
     extent: Extent
@@ -353,6 +392,7 @@ class Report:
     sizes: dict[str, dict[str, float]] = field(default_factory=dict)
     deletions: dict[str, list[float]] = field(default_factory=dict)
     completed: list[int] = field(default_factory=list)
+    dropped: list[Dropped] = field(default_factory=list)
 
 
 @contextmanager
@@ -406,6 +446,9 @@ def measure(extent: Extent, postgres: str | None = None, processes: bool = True,
                 deleted = measure_deletion(filled[kind, extent.threads[1]], extent)
                 report.deletions.setdefault(kind, []).append(deleted)
             report.completed.append(completed_at_a_limit(fresh("PostgreSQL")))
+            report.dropped.append(
+                measure_drop(split_address(fresh("PostgreSQL"))[0], extent.threads[1], 10 * extent.times)
+            )
         for kind in KINDS:
             report.sizes[kind] = bytes_a_thread(fresh(kind), extent.sized)
         program.cache_clear()
@@ -477,7 +520,17 @@ def _at_once(report: Report) -> str:
         for kind, taken in report.deletions.items()
     ]
     title = f"PostgreSQL: of {AT_A_LIMIT} runs where it opens {CONNECTIONS} connections, completed (fewest)"
-    return table(["at once", "measured"], [*rows, [title, f"{min(report.completed)}"]])
+    rows.append([title, f"{min(report.completed)}"])
+    many, dropped = report.extent.threads[1], report.dropped
+    one = median([each["`delete`"] for each in report.operations["PostgreSQL"][many]])
+    rows += [
+        [f"PostgreSQL: `Schemas.drop` of {many:,} threads (ms)", number(median([each.taken for each in dropped]))],
+        ["the same one by one, calculated of `delete` (ms)", number(one * many)],
+    ]
+    for name, of in (("median", median), ("longest", max)):
+        ratios = [of(each.meanwhile) / median(each.before) for each in dropped]
+        rows.append([f"writes of another label meanwhile, to the median before: {name}", number(median(ratios))])
+    return table(["at once", "measured"], rows)
 
 
 def _bytes(report: Report) -> str:

@@ -104,7 +104,6 @@ def test_a_run_that_stops_is_continued_by_both(tmp_path: Path) -> None:
     assert row(line, {}).continued is True
 
 
-@pytest.mark.slow("three graphs, each run by both libraries in processes of their own")
 @pytest.mark.parametrize("asynchronous", [False, True])
 def test_errors_refusals_and_calls_without_an_input_are_told_apart(tmp_path: Path, asynchronous: bool) -> None:
     def outcomes(app: Any, given: Any) -> dict[str, Any]:

@@ -493,9 +493,7 @@ def with_checkpoints(fields: StateFields, inside: bool, findings: Findings) -> S
     """Return the fields with that of the checkpoints; a graph `inside` of another one gets and returns it."""
     if CHECKPOINTS in fields.model.model_fields:
         findings.problem(f"field {CHECKPOINTS!r} is the one that keeps checkpoints of graphs inside: rename it")
-    # Of two branches that run one graph, the last has its memory, as in LangGraph.
-    fold = dataclasses.replace(reducers.update, keyed=None)
-    added: Any = {CHECKPOINTS: (Annotated[dict[str, bytes], fold], {})}
+    added: Any = {CHECKPOINTS: (Annotated[dict[str, bytes], reducers.update], {})}
     return dataclasses.replace(
         fields,
         model=create_model(fields.model.__name__, __base__=fields.model, **added),

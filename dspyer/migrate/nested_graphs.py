@@ -7,6 +7,7 @@ calls: they get a `Checkpoints` in place of a checkpointer, whose contents the r
 from __future__ import annotations
 
 import threading
+import zlib
 from collections import defaultdict
 from collections.abc import Iterator, Mapping
 from functools import lru_cache, partial
@@ -80,7 +81,7 @@ class Checkpoints(InMemorySaver):
     def load(self, dumped: Mapping[str, bytes]) -> None:
         """Go on from what `dump` gave."""
         for ns, packed in dumped.items():
-            chain, blobs, writes = self.serde.loads_typed(("msgpack", packed))
+            chain, blobs, writes = self.serde.loads_typed(("msgpack", zlib.decompress(packed)))
             for entry, checkpoint, metadata, parent in chain:
                 self.storage[""][ns][entry] = (*checkpoint,), (*metadata,), parent
             for channel, version, blob in blobs:
@@ -111,7 +112,7 @@ class Checkpoints(InMemorySaver):
         packed: tuple[str, bytes] = self.serde.dumps_typed(
             [[(entry, *entries[entry]) for entry in chain], blobs, writes]
         )
-        return packed[1]
+        return zlib.compress(packed[1])  # rows and pages would show bytes as texts
 
     def get_tuple(self, config: RunnableConfig) -> CheckpointTuple | None:
         """Get a checkpoint, as the class above."""

@@ -223,7 +223,7 @@ def _read_inputs(turns: Sequence[PromptTurn], form: PromptForm, task: _Task) -> 
         if turn.role == "assistant" or not (is_current or has_history):
             continue
         if turn.role == "tool":
-            read = {_RESULTS: turn.content} if is_current else {}
+            read: Mapping[str, str] = {_RESULTS: turn.content} if is_current else {}
         else:
             read = _read_fields(_without_request(turn.content), form, names | {_RESULTS} if is_current else names)
         found = {**read, **found}
@@ -248,10 +248,10 @@ def _read_demos(
         # A demo of which only some fields are known shows a text in the place of the others.
         supplied = {name: text for name, text in outputs.items() if not text.strip().startswith(_MISSING)}
         if supplied:
-            yield Demo(MappingProxyType(_read_fields(_without_request(user.content), form, asked)), supplied)
+            yield Demo(_read_fields(_without_request(user.content), form, asked), supplied)
 
 
-def _read_outputs(content: str, form: PromptForm, names: frozenset[str]) -> dict[str, str]:
+def _read_outputs(content: str, form: PromptForm, names: frozenset[str]) -> Mapping[str, str]:
     if form != "json":
         return _read_fields(content, form, names)
     try:
@@ -261,21 +261,24 @@ def _read_outputs(content: str, form: PromptForm, names: frozenset[str]) -> dict
     return {k: _as_text(v) for k, v in values.items() if k in names} if isinstance(values, dict) else {}
 
 
-def _read_fields(content: str, form: PromptForm, names: frozenset[str]) -> dict[str, str]:
+@lru_cache(maxsize=2_048)  # the demos of a predictor are in each of its prompts
+def _read_fields(content: str, form: PromptForm, names: frozenset[str]) -> Mapping[str, str]:
     """The fields of one message. Only the first header of a known name counts: inputs may quote other prompts."""
     if form == "xml":
-        return {name: text.strip() for name, text in _TAG.findall(content) if name in names}
+        return MappingProxyType({name: text.strip() for name, text in _TAG.findall(content) if name in names})
     heads: list[re.Match[str]] = []
     for match in _HEADER.finditer(content):
         name = match.group(1)
         if name == "completed" or (name in names and name not in {head.group(1) for head in heads}):
             heads.append(match)
     starts = [head.start() for head in heads]
-    return {
-        head.group(1): content[head.end() : end].strip()
-        for head, end in zip(heads, [*starts[1:], len(content)], strict=False)
-        if head.group(1) in names
-    }
+    return MappingProxyType(
+        {
+            head.group(1): content[head.end() : end].strip()
+            for head, end in zip(heads, [*starts[1:], len(content)], strict=False)
+            if head.group(1) in names
+        }
+    )
 
 
 @lru_cache(maxsize=512)

@@ -87,7 +87,6 @@ class Locked(Doubled):
         self.lock = threading.Lock()
 
 
-@pytest.mark.slow("a program that is sent to a worker")
 def test_a_layer_travels_to_a_worker_or_the_error_names_it() -> None:
     with BytesExecutor() as pool:
         far = shouting().with_executor(pool)

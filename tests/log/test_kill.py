@@ -25,9 +25,9 @@ SLOW = pytest.mark.slow("a process is killed at every write of a run: 20 to 50 o
     ("kind", "mode"),
     [
         ("fork", "sync, sqlite"),
-        pytest.param("policy", "sync, sqlite", marks=SLOW),
+        ("policy", "sync, sqlite"),
         pytest.param("subgraph", "async, sqlite", marks=SLOW),
-        pytest.param("map", "sync, sqlite", marks=SLOW),
+        ("map", "sync, sqlite"),
         pytest.param("ctx.call", "sync, sqlite", marks=SLOW),
         ("Send", "async, sqlite"),
         ("LM router", "sync, sqlite"),
@@ -38,7 +38,7 @@ SLOW = pytest.mark.slow("a process is killed at every write of a run: 20 to 50 o
 def test_kill_9_at_any_write(kind: str, mode: str, tmp_path: Path) -> None:
     place = Place(KINDS[kind], MODES[mode], tmp_path)
     for after in (False, True):
-        for at in count(1, 3):  # two of three lengths of the log; `test_crashes` tries all
+        for at in count(1, 4):  # `test_crashes` tries all lengths of the log, without processes
             name, calls = f"t {at} {after}", tmp_path / f"calls {at} {after}"
 
             def child(name: str = name, calls: Path = calls, at: int = at, after: bool = after) -> None:

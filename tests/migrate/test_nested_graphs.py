@@ -24,7 +24,7 @@ from langgraph.prebuilt import ToolNode
 from langgraph.types import Command, Send, interrupt
 from pydantic import BaseModel
 
-from dspyer.errors import GraphError, InputError, StateError
+from dspyer.errors import GraphError, InputError, MergeConflictError, StateError
 from dspyer.events import Emitted
 from dspyer.migrate import explain_langgraph, from_langgraph, langgraph_inputs
 from tests.log.failing import FailingSQLite, kill
@@ -158,10 +158,12 @@ def an_async_graph(seen: Seen) -> Any:
     return around(edges(builder, "^ tell").compile(checkpointer=True), seen)
 
 
-def sends_to_a_memory(seen: Seen) -> Any:
+def sends_to_a_memory(seen: Seen, *words: str) -> Any:
     builder = StateGraph(Log).add_node("s", seen.node("s", {}))
     builder.add_node("x", between(keeper(seen, checkpointer=True), seen, "^ x, x last"))
-    builder.add_conditional_edges("s", lambda state: [Send("x", {"word": state["word"]})], ["x"])
+    builder.add_conditional_edges(
+        "s", lambda state: [Send("x", {"word": word}) for word in words or [state["word"]]], ["x"]
+    )
     return edges(builder, "^ s")
 
 
@@ -189,9 +191,10 @@ def answer(text: str, turn: int = 0) -> str:
 
 def resumed(thread: Any, run: Any, turn: int = 0) -> list[str]:
     """Answers the questions of a run, which come one by one, until it ends."""
-    asked = []
+    asked: list[str] = []
     while run.questions:
         (question,) = run.questions
+        assert len(asked) < 9, asked
         asked.append(question.text)
         run = thread.resume({question.key: answer(question.text, turn)})
     assert not run.error, run.error
@@ -295,6 +298,11 @@ def test_what_a_graph_remembers_was_true_at_the_commit() -> None:
     for one in (copied, waits):
         resumed(one, one.resume())
         assert one.state["word"] == "w ok? 0"
+    # Two calls at once would leave the memory of one: LangGraph drops the other's without a word.
+    graph = sends_to_a_memory(Seen(), "a", "b")
+    both = from_langgraph(graph, merge={"word": "last_write_wins"}).compile(answers={"x-0": "yes"})
+    with pytest.raises(MergeConflictError, match="langgraph_checkpoints"):
+        both.run({"word": "w"}).raise_error()
 
 
 def test_nodes_inside_find_what_they_found_in_langgraph() -> None:
