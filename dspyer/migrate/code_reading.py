@@ -64,7 +64,8 @@ class NodeCode(NamedTuple):
 
     def names_itself(self, function: object) -> bool:
         """Return whether the main function names another one, and not what it calls or holds."""
-        return self.main is not None and any(value is function for value in used_objects(self.main).values())
+        main: Any = self.main
+        return main is not None and any(value is function for value in used_objects(main).values())
 
     def raises(self, error: str) -> bool:
         """Return whether the source of a function raises an error of a class."""
