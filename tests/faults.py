@@ -526,6 +526,14 @@ FAULTS: tuple[Fault, ...] = (
         tests=("tests/runtime/test_spans.py", "tests/runtime"),
     ),
     Fault(
+        name="steps_counted_twice",
+        file="dspyer/tracing/metrics.py",
+        old="OpenRun(run, len(run.run.log))",
+        new="OpenRun(run, 0)",
+        loss="metrics count the steps of a run once more with each of its resumes",
+        tests=("tests/runtime/test_metrics.py", "tests/runtime"),
+    ),
+    Fault(
         name="usage_of_parallel_lost",
         file="dspyer/lm/tap.py",
         old="drops: the calls are those of the run there, too.\n        return self",

@@ -531,7 +531,7 @@ class RunLayers:
         found = [part for key, layer in own.items() if (part := self._parts.get(key, layer)) is not None]
         every = (*self.around, *found)
         self.stops_after = frozenset([name for part in every for name in part.stops_after])
-        self.runs = tuple([part for part in every if type(part).run is not Layer.run])
+        self.runs = tuple([part for part in ordered(every) if type(part).run is not Layer.run])
         showing = [part for part in (*self.asked, *using, *found) if type(part).shown is not Layer.shown]
         self.showing = tuple(showing)
         # Last those that hide nothing: no other layer gets an event before the ones above have hidden values in it.

@@ -98,6 +98,14 @@ def stopped() -> None:
     assert one(add).compile(layers=[Closed()]).run({"n": SECRET}).status == "stopped"
 
 
+def broken_layer() -> None:
+    class Broken(Layer):
+        def run(self, run: Any) -> Any:
+            raise ValueError(SECRET)
+
+    assert one(add).compile(layers=[Broken()]).run({"n": SECRET}).status == "failed"
+
+
 def interrupted() -> None:
     def press() -> Any:
         raise KeyboardInterrupt
@@ -203,6 +211,7 @@ def played() -> dict[str, tuple[Callable[[], object], dict[str, float]]]:
         "further attempts": (retried, done | {"node.errors One.a": 2}),
         "an error edge": (edge, done | {"node.errors One.a": 1, "steps One.b": 1}),
         "one that is stopped": (stopped, ended("stopped")),
+        "one whose layer fails": (broken_layer, ended("failed")),
         "ctrl-c": (interrupted, ended("stopped")),
         "a cancelled task": (cancelled, ended("stopped")),
         "two closed streams": (closed, {"runs Two.stopped": 2, "run.duration Two.stopped": 2, "steps Two.a": ANY}),
@@ -326,6 +335,14 @@ def test_each_provider_has_numbers_of_its_own(
     with metering() as first:
         program(n=SECRET)
         assert first.counted() == first.counted() != {}
+
+        def look() -> dict[str, Any]:
+            return {"seen": {name: value for name, told, value in first.points() if told.get("graph") == "Two"}}
+
+        two = Graph(name="Two").add_node("a", add, writes=["n"]).add_node("look", look, writes=["seen"])
+        seen = two.add_path(START, "a", "look", END).compile(store=Memory()).thread(SECRET).run({"n": SECRET}).state
+        expected = {"runs.active": 1, "resumes": 0, "takeovers": 0, "steps": 1, "node.errors": 0}
+        assert seen["seen"] == expected, "a reader sees what has happened so far"
         with metering(preferred_temporality=delta) as second:
             for _ in range(2):
                 program(n=SECRET)
