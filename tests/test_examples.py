@@ -100,6 +100,15 @@ SHOWN = {
         "runs: 12 for 12 requests",
         "with 12 keys",
     ],
+    "retention.py": [
+        "threads: 8, the newest runs: ['2026-11-23/r2', '2026-11-23/r1', '2026-11-22/r2']",
+        "2026-08-24 is not dropped: ",
+        "days: 2026-08-25, 2026-11-22, 2026-11-23; threads: 6",
+        "delivered again: 0 calls",
+        "delivered late: 0 calls, requests of 2026-08-24 are kept no longer",
+        "deleted: ('ada', 'bob'), in use: ()",
+        "completed: 1, left: ['eve', 'fay']",
+    ],
     "batch_peps.py": ["0.0204 USD, 0.000068 each"],
     "scans.py": [
         "The first pool loses a process: the run has failed, BrokenProcessPool",

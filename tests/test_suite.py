@@ -85,6 +85,7 @@ REAL_PROCESSES: dict[str, str] = {
     "serve/test_agui_in_node.py": "it runs Node",
     "stores/postgres_server.py": "it starts the server",
     "stores/test_postgres.py": "how a fork ends",
+    "stores/test_retention_of_days.py": "it runs pg_dump",
     "stores/test_sqlite_processes.py": "how daemon threads end",
     "test_bench.py": "it runs git",
     "test_lean.py": "it asks what gets imported",

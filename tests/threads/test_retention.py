@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import runpy
 from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import pytest
 
@@ -13,17 +14,9 @@ from dspyer import END, START, Archive, CompiledGraph, Context, Graph, Run
 from dspyer.stores import Memory, Store
 from dspyer.stores.base import Change, Owner
 from dspyer.testing import clock
-from tests.pages import ROOT, blocks
+from tests.pages import ROOT
 
-PAGE = ROOT / "docs" / "guides" / "batches.md"
-
-
-def job() -> Callable[..., int]:
-    found: dict[str, Any] = {}
-    for block in blocks(PAGE):
-        if "def delete_old" in block.code:
-            exec(block.code, found)
-    return cast("Callable[..., int]", found["delete_old"])
+job: Callable[..., int] = runpy.run_path(str(ROOT / "examples" / "retention.py"))["delete_completed"]
 
 
 def answer(question: str, ctx: Context) -> dict[str, str]:
@@ -55,11 +48,11 @@ def test_only_what_completed_before_is_deleted(kind: str, tmp_path: Path) -> Non
     program.thread("twice").run({"question": "again"})
     program.thread("new").run({"question": "new"})
     program.thread("twice").copy(to="copy of twice")
-    assert job()(program, store, before) == 14
+    assert job(program, store, before) == 14
     assert program.threads() == sorted(
         ["ask", "changed by hand", "copy of twice", "fail", "new", "of another graph", "twice"]
     )
-    assert job()(program, store, before) == 0
+    assert job(program, store, before) == 0
 
 
 def test_a_thread_that_runs_is_kept() -> None:
@@ -72,7 +65,7 @@ def test_a_thread_that_runs_is_kept() -> None:
     elsewhere = Owner("another host", 7, "today", "token")
     store.write(Change("t", head.epoch, head.epoch + 1, owner=elsewhere, lease=30.0))
     before = datetime.now(UTC)
-    assert job()(program, store, before) == 1
+    assert job(program, store, before) == 1
     assert program.threads() == ["t"]
 
 
@@ -90,7 +83,7 @@ def test_a_run_that_starts_between_check_and_deletion_is_kept(monkeypatch: pytes
         program.thread("t").run({"question": "old"})
         before = datetime.now(UTC)
         time.advance(3_600)
-        assert job()(program, store, before) == 0
+        assert job(program, store, before) == 0
     assert [info.status for info in Archive(store).runs(thread="t")] == ["completed", "completed"]
     assert runs[0].status == "completed"
 
@@ -108,6 +101,6 @@ def test_a_page_is_read_after_the_one_that_was_deleted(monkeypatch: pytest.Monke
         return threads(self, **{**options, "limit": 2})
 
     monkeypatch.setattr(Archive, "threads", small)
-    assert job()(program, store, datetime.now(UTC)) == 5
+    assert job(program, store, datetime.now(UTC)) == 5
     assert len(asked) == 3
     assert program.threads() == ["t2", "t5"]
