@@ -739,7 +739,23 @@ def goto_of(part: object) -> Sequence[object]:
 
 def answer_type(schema: object) -> Any:
     """The type of the answer to a question: any value, shown with the `response_schema` of `interrupt()`."""
-    return Annotated[Any, WithJsonSchema(dict(schema))] if isinstance(schema, Mapping) and schema else Any
+    if not isinstance(schema, Mapping) or not schema:
+        return Any
+    return Annotated[Any, WithJsonSchema(_inlined(schema, schema.get("$defs", {}), ()))]
+
+
+def _inlined(part: Any, definitions: Mapping[str, Any], around: tuple[str, ...]) -> Any:
+    """A schema without references, which pydantic would look for among its own; what is in itself may be anything."""
+    if isinstance(part, (list, tuple)):
+        return [_inlined(each, definitions, around) for each in part]
+    if not isinstance(part, Mapping):
+        return part
+    name = str(part.get("$ref")).removeprefix("#/$defs/")
+    if name in definitions:
+        return {} if name in around else _inlined(definitions[name], definitions, (*around, name))
+    # A discriminator refers, too; and says no more than its parts.
+    left_out = {"$defs", "discriminator"} if "oneOf" in part else {"$defs"}
+    return {key: _inlined(each, definitions, around) for key, each in part.items() if key not in left_out}
 
 
 # The policies of LangGraph's nodes as those of dspyer: retries and timeouts. What is left out is a note.

@@ -453,11 +453,11 @@ class Postgres(SQLStore):
             return work((PostgresSession if ready else _NoTables)(connection, self._schema))
 
         def again(connection: Connection) -> T:
-            try:
-                return prepared(connection)
-            except (psycopg.errors.UndefinedTable, psycopg.errors.InvalidSchemaName):  # it was dropped since
-                self._prepared = False
-                return prepared(connection)
+            for _ in range(TRIES):
+                with suppress(psycopg.errors.UndefinedTable, psycopg.errors.InvalidSchemaName):
+                    return prepared(connection)
+                self._prepared = False  # the schema was dropped since
+            return prepared(connection)
 
         return self._connections.run(self, again)
 
@@ -653,7 +653,7 @@ def _runs_of(change: Change) -> set[str]:
 # --- deletion
 
 TRIES = 5
-"""How often a deletion starts again because others have changed what it read; after that, it locks the tables."""
+"""How often a call starts again because others have changed what it read, or dropped it. A deletion then locks it."""
 
 # Every writer locks one of these tables before it writes: nothing new can refer to what is about to be deleted.
 _LOCK = "LOCK TABLE {s}.thread, {s}.entry IN EXCLUSIVE MODE"
@@ -694,9 +694,8 @@ _PREFIX = re.compile("[A-Za-z0-9_-]{1,23}")  # 63 bytes with a label: PostgreSQL
 
 _WITH_ROWS = "{s}.run, {s}.thread, {s}.entry, {s}.snapshot, {s}.blob, {s}.ref, {s}.link"
 _SCHEMAS = """
-    SELECT nspname FROM pg_namespace WHERE starts_with(nspname, %s)
-    AND 3 = (SELECT count(*) FROM pg_class WHERE relnamespace = pg_namespace.oid AND relkind = 'r'
-        AND relname IN ('thread', 'version', 'fence'))"""
+    SELECT nspname FROM pg_namespace JOIN pg_class ON relnamespace = pg_namespace.oid AND relname = 'fence'
+    WHERE starts_with(nspname, %s)"""
 _THREADS_WHERE = """
     SELECT count(*) OVER (), name FROM {s}.thread LEFT JOIN {s}.run ON run.id = head_run
     WHERE %s ORDER BY name LIMIT 3"""
@@ -759,9 +758,6 @@ class Schemas(Mapping[str, Store]):
             )
         return sorted(filter(_LABEL.fullmatch, [name.removeprefix(self._prefix) for (name,) in found]))
 
-    def __bool__(self) -> bool:
-        return True  # each label has a store, with a schema or without one
-
     def __repr__(self) -> str:
         return f"Schemas({self._database.address!r}, prefix={self._prefix!r})"
 
@@ -819,17 +815,17 @@ def _drop(session: PostgresSession, unfinished: bool) -> bool:
         session("LOCK TABLE {s}.thread IN EXCLUSIVE MODE")  # writers begin with it; readers go on
         if not session("SELECT number FROM {s}.version"):
             return False
-        _refuse(session, ConcurrentRunError, _OWNED, (), "at work: wait for the ends of their runs")
+        _refuse(session, ConcurrentRunError, "at work: wait for the ends of their runs", _OWNED)
         if not unfinished:
             what = "with a last run that has not completed: resume or abandon it, or pass unfinished=True"
-            _refuse(session, ThreadError, _UNFINISHED, ended_range("completed"), what)
+            _refuse(session, ThreadError, what, _UNFINISHED, ended_range("completed"))
         # Locks them in this order, which is that of lists of runs: one that has locked the first gets the others.
         session(f"DROP TABLE {_WITH_ROWS}, {{s}}.version, {{s}}.fence")
         session("DROP SCHEMA {s}")
         return True
 
 
-def _refuse(session: PostgresSession, error: type[ThreadError], where: str, values: Sequence[Any], what: str) -> None:
+def _refuse(session: PostgresSession, error: type[ThreadError], what: str, where: str, values: Any = ()) -> None:
     """Raise if there are such threads."""
     if found := session(_THREADS_WHERE % where, values):
         names = ", ".join([repr(session.decode_name(name)) for _, name in found])

@@ -173,6 +173,11 @@ MIDDLEWARE: dict[str, Agent] = {
             decisions("approve", "approve"),
         ],
     ),
+    "human in the loop, per call": Agent(
+        lambda model: [HumanInTheLoopMiddleware({"add": True, "send": True}, interrupt_mode="per_call")],
+        ("sum", "hi", "both"),
+        [EDIT["decisions"][0], {"type": "approve"}, {"type": "reject", "message": "no"}],
+    ),
     "summarization": Agent(
         lambda model: [SummarizationMiddleware(model, trigger=("messages", 4), keep=("messages", 2))]
     ),

@@ -339,6 +339,7 @@ class Unnamed:
 
 class Sure(BaseModel):
     sure: bool
+    others: list[Sure] = []
 
 
 def holding(value: Any) -> Any:
@@ -380,7 +381,7 @@ def test_options_for_nodes_inside_a_whole_graph_are_a_problem_and_its_answers_ar
     (note,) = [note for note in explain_langgraph(graph).notes if "whole" in note]
     assert note == (
         "node 'x' is a graph that LangGraph's engine runs whole, since it was compiled with checkpointer=True: it is "
-        "one commit, and nothing in it is tuned"
+        "one commit, nothing in it is tuned, and returned keys that are no fields are dropped"
     )
     thread = from_langgraph(graph).compile(store=":memory:").thread("t")
     thread.run({"word": "w"})
