@@ -41,6 +41,7 @@ from dspyer.migrate.nested_graphs import CHECKPOINTS
 Outcome = Callable[..., dict[str, Any]]  # of a call and of how often a run is continued that stops
 ANSWER = "yes"
 ROUNDS = 9
+STOPPED_INSIDE = "has stopped at a breakpoint: go on?"  # asked for a graph that runs whole; LangGraph asks nothing
 OPTIONS: dict[str, Callable[[Call], dict[str, Any]]] = {  # of `from_langgraph`, where the libraries differ
     "extra='drop'": lambda call: {"extra": "drop"},
     "validate=False": lambda call: {"validate": False},
@@ -168,7 +169,8 @@ def dspyer_outcome(call: Call, rounds: int = 0, **options: Any) -> dict[str, Any
     if run.error is not None:
         raise run.error
     nodes = Counter(commit.node for commit in run.commits)
-    asked = [question.text for question in run.questions if not is_stop(question)]
+    texts = [question.text for question in run.questions if not is_stop(question)]
+    asked = [text for text in texts if not text.endswith(STOPPED_INSIDE)]
     # What graphs inside remember has a field here, and is in a checkpoint of its own there.
     state = {key: value for key, value in run.state.to_dict().items() if key != CHECKPOINTS}
     return outcome(run.status, state, asked, nodes)

@@ -528,8 +528,8 @@ FAULTS: tuple[Fault, ...] = (
     Fault(
         name="steps_counted_twice",
         file="dspyer/tracing/metrics.py",
-        old="OpenRun(run, len(run.run.log))",
-        new="OpenRun(run, 0)",
+        old="self._open[run] = len(run.run.log)",
+        new="self._open[run] = 0",
         loss="metrics count the steps of a run once more with each of its resumes",
         tests=("tests/runtime/test_metrics.py", "tests/runtime"),
     ),

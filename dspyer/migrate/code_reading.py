@@ -62,6 +62,11 @@ class NodeCode(NamedTuple):
         """The attributes and globals that the functions name."""
         return {name for fn in self.functions for code in code_objects(fn.__code__) for name in code.co_names}
 
+    def names_itself(self, function: object) -> bool:
+        """Return whether the main function names another one, and not what it calls or holds."""
+        main: Any = self.main
+        return main is not None and any(value is function for value in used_objects(main).values())
+
     def raises(self, error: str) -> bool:
         """Return whether the source of a function raises an error of a class."""
         sources = filter(None, map(function_source, self.functions))

@@ -107,7 +107,8 @@ def from_langgraph(
         configurable: what nodes find in `config["configurable"]`, beside the name of the thread as `"thread_id"`. A
             run may be given more: `resources={RunnableConfig: {"configurable": {"user_id": "ada"}}}`.
         validate: whether values are validated by the annotations of the state; if not, all fields are `Any`.
-        extra: what happens to a returned key that is no field: `"error"`, or `"drop"` as LangGraph does.
+        extra: what happens to a returned key that is no field: `"error"`, or `"drop"` as LangGraph does. Of a node
+            that calls a graph of LangGraph it is always dropped.
         asynchronous: whether nodes with an async form are called by it, those that have a sync form too.
         merge: what a join does with a conflict, as in `Graph(merge=)`.
 

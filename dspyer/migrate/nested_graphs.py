@@ -68,26 +68,31 @@ class Checkpoints(InMemorySaver):
         self.storage: Any = defaultdict(partial(defaultdict, dict))
         self.writes: Any = defaultdict(dict)
         self.blobs: Any = {}
+        self._unread: dict[str, bytes] = {}  # most nodes ask for none
 
     def dump(self, *, lasting: bool = False) -> dict[str, bytes]:
-        """The latest checkpoint of each namespace, or of the `lasting` ones: those without the id of a task.
+        """The latest checkpoint of each namespace, or of the `lasting` ones in use: those without the id of a task.
 
         Raises:
             StateError: if one could not be read again.
         """
         found = [ns for ns, entries in self.storage[""].items() if entries and not (lasting and ":" in ns)]
-        return {ns: self._packed(ns) for ns in found}
+        return {**({} if lasting else self._unread), **{ns: self._packed(ns) for ns in found}}
 
     def load(self, dumped: Mapping[str, bytes]) -> None:
         """Go on from what `dump` gave."""
-        for ns, packed in dumped.items():
-            chain, blobs, writes = self.serde.loads_typed(("msgpack", zlib.decompress(packed)))
-            for entry, checkpoint, metadata, parent in chain:
-                self.storage[""][ns][entry] = (*checkpoint,), (*metadata,), parent
-            for channel, version, blob in blobs:
-                self.blobs["", ns, channel, version] = (*blob,)
-            for entry, task, index, channel, value, path in writes:
-                self.writes["", ns, entry][task, index] = task, channel, (*value,), path
+        self._unread.update(dumped)
+
+    def _read(self, ns: str) -> None:
+        if ns not in self._unread:
+            return
+        chain, blobs, writes = self.serde.loads_typed(("msgpack", zlib.decompress(self._unread.pop(ns))))
+        for entry, checkpoint, metadata, parent in chain:
+            self.storage[""][ns][entry] = (*checkpoint,), (*metadata,), parent
+        for channel, version, blob in blobs:
+            self.blobs["", ns, channel, version] = (*blob,)
+        for entry, task, index, channel, value, path in writes:
+            self.writes["", ns, entry][task, index] = task, channel, (*value,), path
 
     def _packed(self, ns: str) -> bytes:
         entries = self.storage[""][ns]
@@ -115,7 +120,8 @@ class Checkpoints(InMemorySaver):
         return zlib.compress(packed[1])  # rows and pages would show bytes as texts
 
     def get_tuple(self, config: RunnableConfig) -> CheckpointTuple | None:
-        """Get a checkpoint, as the class above."""
+        """Get a checkpoint, as the class above. A graph does so before all else."""
+        self._read(config["configurable"].get("checkpoint_ns", ""))
         return super().get_tuple(_without_thread(config))
 
     def list(self, config: RunnableConfig | None, **options: Any) -> Iterator[CheckpointTuple]:

@@ -259,11 +259,11 @@ def _note_unknown_keys(
     name: str, runnable: object, builder: StateGraph[Any, Any, Any, Any], findings: Findings
 ) -> None:
     """Note the keys that a node seems to return and that are no fields: a problem only where that code is reached."""
-    # A state that is one value has no keys, and those of a node that calls a graph are dropped here, too.
-    if "__root__" in builder.channels or read_code(runnable).values(CompiledStateGraph):
+    # A state that is one value has no keys.
+    if "__root__" in builder.channels:
         return
     unknown = [key for key in read_keys(runnable).returned if key not in builder.channels]
-    if unknown:
+    if unknown and not read_code(runnable).values(CompiledStateGraph):  # of which they are dropped here, too
         findings.note(
             f"node {name!r} may return {list_names(unknown)}, which is no field: LangGraph drops it, and a run "
             "here fails; add it to the state, or write from_langgraph(extra='drop')"
@@ -281,7 +281,7 @@ def task_policies(options: Mapping[str, Any]) -> list[str]:
 def _check_router(who: str, branch: Any, findings: Findings) -> None:
     if not has_sync_form(branch.path):
         findings.problem(f"{who} is async: a router is a plain function; await in a node, and route by what it wrote")
-    if any(use.value is interrupt for use in read_code(branch.path).uses):
+    if read_code(branch.path).names_itself(interrupt):  # what it holds may ask elsewhere, as the tools of an agent do
         findings.problem(f"{who} {ASKS}")
 
 

@@ -15,7 +15,6 @@ import time
 from collections import Counter, defaultdict
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from functools import lru_cache, partial
 from itertools import islice
 from threading import RLock
@@ -70,7 +69,7 @@ class Metrics(Layer):
     def forget_runs(self) -> None:
         """In a forked process: the runs are its parent's, of which another thread may have held the lock."""
         self._lock = RLock()  # a handler of a signal may ask for the numbers
-        self._open: list[OpenRun] = []
+        self._open: dict[Any, int] = {}  # how many commits of each run are counted, or were made before
         self._values.update({key: 0 for key in self._values if key[0] == ACTIVE})
 
     def add(self, amount: float, name: str, *attributes: str) -> None:
@@ -81,65 +80,42 @@ class Metrics(Layer):
     @contextmanager
     def run(self, run: Any) -> Iterator[None]:
         """A block in which a run is counted."""
-        opened = OpenRun(run, len(run.run.log))
-        graph, hearing = run.graph.name, LMCounts(self, run.graph.name)
-        self._open.append(opened)
+        graph = run.graph.name
+        self._open[run] = len(run.run.log)
         if run.inside is None:
             self.add(1, ACTIVE, graph)
             self.add(run.records.resumes > 0, "dspyer.resumes", graph)
             self.add(run.records.took_over, "dspyer.takeovers", graph)
         try:
             # Each LM call counts for the innermost graph, as steps do.
-            with dspy.context(**subscribing(hearing, instead_of=(LMCounts,))):
+            with dspy.context(**subscribing(LMCounts(self, graph), instead_of=(LMCounts,))):
                 yield
         finally:
-            self._end(opened, graph)
+            self._end(run, graph)
 
-    def _end(self, opened: OpenRun, graph: str) -> None:
-        session = opened.session
+    def _end(self, run: Any, graph: str) -> None:
         with self._lock:
-            if opened not in self._open:
-                return  # it is the run of a parent process
-            self._open.remove(opened)
-            opened.count(self)
-            for failed in session.run.failures:
+            if run not in self._open:
+                return  # it is that of a parent process
+            self._count(run)
+            del self._open[run]
+            for failed in run.run.failures:
                 self.add(1 + len(failed.failed_attempts), "dspyer.node.errors", graph, failed.node)
-            if session.inside is not None:
+            if run.inside is not None:
                 return
-            status = session.ending[0]
+            status = run.ending[0]
             self.add(-1, ACTIVE, graph)
             self.add(1, "dspyer.runs", graph, status)
         try:
-            self._duration.record(time.perf_counter() - session.began[1], {"graph": graph, "status": status})
+            self._duration.record(time.perf_counter() - run.began[1], {"graph": graph, "status": status})
         except Exception as error:  # noqa: BLE001 - the run counts, not its metrics
             _warn(f"OpenTelemetry could not record the duration of a run: {error_text(error)}")
 
-    def _observed(self, name: str, attributes: list[str], _: object) -> list[metrics.Observation]:
-        with self._lock:
-            for opened in self._open:
-                opened.count(self)
-            found = [(key[1:], value) for key, value in self._values.items() if key[0] == name]
-        return [metrics.Observation(value, dict(zip(attributes, key, strict=True))) for key, value in found]
-
-
-@dataclass(eq=False)
-class OpenRun:
-    """A run that goes on.
-
-    Attributes:
-        session: the run.
-        counted: how many of its commits are counted, or were made before.
-    """
-
-    session: Any
-    counted: int
-
-    def count(self, numbers: Metrics) -> None:
-        """Counts its commits since the last time."""
-        session, graph = self.session, self.session.graph
-        log = (session.run if session.log is None else session.log.run).log
+    def _count(self, run: Any) -> None:
+        """Counts the commits of a run since the last time."""
+        log, graph = (run.run if run.log is None else run.log.run).log, run.graph
         steps, errors = Counter[str](), Counter[str]()
-        for entry in islice(log, self.counted, None):
+        for entry in islice(log, self._open[run], None):
             commit, node = entry.commit, graph.nodes.get(entry.commit.node)
             if node is None:
                 continue  # the inputs, or a join
@@ -147,10 +123,17 @@ class OpenRun:
             if commit.failed_attempts or commit.failure or node.mapped:
                 items = commit.patch.get(node.mapped.failures, ()) if node.mapped else ()
                 errors[commit.node] += len(commit.failed_attempts) + (commit.failure is not None) + len(items)
-        self.counted = len(log)
+        self._open[run] = len(log)
         for name, count in steps.items():
-            numbers.add(count, "dspyer.steps", graph.name, name)
-            numbers.add(errors[name], "dspyer.node.errors", graph.name, name)
+            self.add(count, "dspyer.steps", graph.name, name)
+            self.add(errors[name], "dspyer.node.errors", graph.name, name)
+
+    def _observed(self, name: str, attributes: list[str], _: object) -> list[metrics.Observation]:
+        with self._lock:
+            for run in list(self._open):  # others begin meanwhile
+                self._count(run)
+            found = [(key[1:], value) for key, value in self._values.items() if key[0] == name]
+        return [metrics.Observation(value, dict(zip(attributes, key, strict=True))) for key, value in found]
 
 
 class LMCounts(Subscriber):
