@@ -341,11 +341,11 @@ def test_who_comes_later_waits_and_finds_nothing(database: Database, days: Schem
 
 def test_drops_among_many_runs(days: Schemas, pool: ThreadPoolExecutor, database: Database) -> None:
     """Whatever the order: each run has completed or was refused, and what is there afterwards is whole."""
-    stop, refused = threading.Event(), list[str]()
+    together, refused = threading.Barrier(4), list[str]()
 
-    def work(number: int) -> int:
-        made, program = 0, Nodes().program([days, database.elsewhere][number % 2]["a"])
-        while not stop.is_set():
+    def work(number: int) -> None:
+        program = Nodes().program([days, database.elsewhere][number % 2]["a"])
+        for made in range(20):
             thread = program.thread(f"t{made % 3}")
             try:
                 assert thread.run({"n": made}, on_conflict="wait", lock_timeout=5).state["n"] == 100 * made
@@ -353,23 +353,22 @@ def test_drops_among_many_runs(days: Schemas, pool: ThreadPoolExecutor, database
                     thread.delete()
             except (ThreadError, StoreError) as error:
                 refused.append(str(error))
-            made += 1
-        return made
+            if made % 4 == 3:
+                together.wait(LONG)
 
-    working = [pool.submit(work, number) for number in range(3)]
-    dropped = tries = 0
-    try:
-        while dropped < 12 and tries < 2_000:
-            tries += 1
+    working, dropped = [pool.submit(work, number) for number in range(3)], 0
+    for _ in range(5):
+        ready = False
+        while not ready:
+            ready = together.n_waiting == 3 or together.broken
             with suppress(ConcurrentRunError):
                 dropped += days.drop("a", unfinished=True)
-    finally:
-        stop.set()
-    assert min(done.result(LONG) for done in working) > 0
-    assert dropped == 12
-    assert not [text for text in refused if "deadlock" in text], refused
-    thread = Nodes().program(days["a"])
-    assert {thread.thread(name).status for name in thread.threads()} <= {"completed", "crashed", "new"}
+        together.wait(LONG)
+    for done in working:
+        done.result(LONG)
+    assert dropped >= 5
+    assert days["a"].threads() == []
+    assert not [text for text in refused if "deadlock" in text or "Undefined" in text], refused
 
 
 def test_days_of_requests(database: Database, days: Schemas) -> None:
