@@ -261,6 +261,10 @@ at_fork(_after_fork)
 # --- addresses
 
 
+# What the driver and `urlsplit` read differently, so that a part of a password would be shown as a host or a path.
+_NOT_ENCODED = re.compile("#|%(?![0-9A-Fa-f]{2})|//[^/?]*@[^/?]*@|//[^?]*/[^?]*@|\\?[^=]*@")
+
+
 def split_address(address: str) -> tuple[str, str, str | None]:
     """An address for the driver, the same one without its password, and the schema that it names.
 
@@ -270,6 +274,11 @@ def split_address(address: str) -> tuple[str, str, str | None]:
         ('postgresql://ada:secret@db/runs?sslmode=require',
         'postgresql://ada@db/runs?sslmode=require', 'team')
     """
+    if _NOT_ENCODED.search(address):
+        raise ValueError(
+            "the address of a PostgreSQL store has a character that must be encoded in a user's name or a password: "
+            "write % as %25, @ as %40, / as %2F, ? as %3F, # as %23"
+        )
     parts = urlsplit(address)
     if parts.scheme not in ("postgresql", "postgres"):
         raise ValueError(

@@ -7,10 +7,11 @@ thread asks that store alone. What names no thread, such as a list of all runs, 
 from __future__ import annotations
 
 from collections import ChainMap
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, MutableMapping
 from contextlib import suppress
 from heapq import merge
 from itertools import chain, islice
+from types import MappingProxyType
 from typing import Any
 
 from dspyer.errors import StoreError, list_names
@@ -19,6 +20,9 @@ from dspyer.stores.base import ABOUT, Change, DeletionReport, ListedRun, RunQuer
 
 Place = tuple[str, Store]
 """A store and its label."""
+
+PLAIN = (MutableMapping, MappingProxyType)
+"""Mappings that have their labels, while to ask another one for them may be a query."""
 
 MOST = 10_000
 """Runs of which it is remembered where they lie."""
@@ -32,7 +36,7 @@ class Sharded(StoreAround):
     one transaction in each. A copy of a thread, or a merge with another one, stays in one store: `ThreadError`
     otherwise.
 
-    It opens the addresses among the stores when they are needed; `close` closes every store that was used. A pickle of
+    It opens files and connections when they are needed; `close` closes every store that was used. A pickle of
     it holds addresses without passwords, and `shard`.
 
     Args:
@@ -41,7 +45,7 @@ class Sharded(StoreAround):
         shard: returns the label of a thread by its name, and by nothing else: it must return the same for good.
 
     Raises:
-        ValueError: if there are no stores.
+        ValueError: if there are no stores, or one has an address that is none.
         StoreError: (when a thread is used) if `shard` fails, or returns no label of `stores`.
 
     Example:
@@ -63,12 +67,11 @@ class Sharded(StoreAround):
     """
 
     def __init__(self, stores: Mapping[str, Store | str], shard: Callable[[str], str]) -> None:
-        # Another mapping may be empty now and grow, and to ask it for its labels may be a query.
-        if isinstance(stores, dict) and not stores:
-            raise ValueError("stores={}: give one store at least, by label")
         self._stores, self._shard = stores, shard
         self._used: dict[object, Store] = {}
         self._places: dict[str, str] = {}  # by id of a run, a label
+        if isinstance(stores, PLAIN) and not self._shown():  # another mapping may be empty now and grow
+            raise ValueError("stores={}: give one store at least, by label")
 
     @property
     def address(self) -> str:
@@ -82,7 +85,8 @@ class Sharded(StoreAround):
 
     def _shown(self) -> Mapping[str, Store | str]:
         # A store has no password in its pickle, as its address may have.
-        return {label: self._store(label) for label in self._stores} if isinstance(self._stores, dict) else self._stores
+        stores = self._stores
+        return {label: self._store(label) for label in stores} if isinstance(stores, PLAIN) else stores
 
     # --- where something lies
 

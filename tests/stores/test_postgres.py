@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from datetime import timedelta
+from functools import partial
 from threading import Barrier
 from typing import Any
 
@@ -57,6 +58,7 @@ ADDRESSES = [
     ("postgres://ada:se%40cret@[::1]:5433/runs?sslmode=require", "postgres://ada@[::1]:5433/runs?sslmode=require"),
     ("postgresql://db/runs?password=secret&user=ada", "postgresql://db/runs?user=ada"),
     ("postgresql://ada:secret@db1:1,db2:2/runs?schema=team", "postgresql://ada@db1:1,db2:2/runs?schema=team"),
+    ("postgresql://db/runs?user=ada@desk&password=se@cret", "postgresql://db/runs?user=ada@desk"),
     (
         "postgresql:///runs?host=%2Ftmp%2Fx&sslpassword=secret&schema=a%20b",
         "postgresql:///runs?host=%2Ftmp%2Fx&schema=a%20b",
@@ -75,9 +77,15 @@ def test_no_password_in_address_repr_and_pickle() -> None:
         assert Postgres(shown).address == shown
 
 
-def test_addresses_of_other_databases_are_errors() -> None:
+def test_addresses_that_are_none_are_errors() -> None:
     with pytest.raises(ValueError, match="starts with postgresql://"):
         Postgres("mysql://db/runs")
+    for password in ("cret/x", "x/cret", "cret#x", "cret?x", "cret%x", "cret@x"):
+        for address in (f"postgresql://ada:{password}@db/runs", f"postgresql://db/runs?password={password}#"):
+            for opened in (Postgres, open_store, partial(Schemas, prefix="x")):
+                with pytest.raises(ValueError, match="write % as %25") as refused:
+                    opened(address)
+                assert "cret" not in str(refused.value)
 
 
 def test_copies_share_a_store_and_open_store_finds_it(postgres: str, store: Postgres) -> None:
