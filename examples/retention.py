@@ -70,19 +70,15 @@ class Files(Mapping[str, Store]):
         return True
 
 
-# --8<-- [start:shard]
-def first_day():
+def first_day() -> str:
     return f"{today() - timedelta(days=90):%Y-%m-%d}"
 
 
-def day_of(thread):
+def day_of(thread: str) -> str:
     day = thread[:10]
     if day < first_day():
         raise ValueError(f"requests of {day} are kept no longer")
     return day
-
-
-# --8<-- [end:shard]
 
 
 # --8<-- [start:job]
@@ -105,10 +101,8 @@ def ask(program: CompiledGraph, day: str, request: str, text: str) -> str:
 
 def requests(days: Any) -> None:
     """Three months of a desk."""
-    # --8<-- [start:sharded]
     store = Sharded(days, shard=day_of)
     program = graph.compile(store=store)
-    # --8<-- [end:sharded]
     for day in DAYS:
         passed.append(date.fromisoformat(day))
         ask(program, day, "r1", "a kettle")
@@ -169,11 +163,9 @@ def main(address: str | None = None, prefix: str = "desk_") -> None:
         if address is None:
             requests(Files(Path(folder)))
         else:
-            # --8<-- [start:schemas]
             from dspyer.stores.postgres import Schemas
 
             days = Schemas(address, prefix=prefix)
-            # --8<-- [end:schemas]
             requests(days)
         conversations(f"{folder}/conversations.db")
 

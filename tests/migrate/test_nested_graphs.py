@@ -243,6 +243,7 @@ class Written(Seen):
         return self.file.read_text().split()
 
 
+@pytest.mark.slow("a process is killed at every write of two runs, and another one ends them")
 @each("build", [two_questions_at_once, a_function_that_calls_two_and_asks], ids=lambda build: build.__name__)
 def test_kill_9_at_any_write(build: Callable[[Seen], Any], tmp_path: Path) -> None:
     """Another process goes on, and what had finished before the last question is not called again."""

@@ -218,7 +218,7 @@ def test_what_concerns_one_thread_asks_one_store() -> None:
     for number, work in enumerate(works):
         work()
         assert {*calls} | {*later_calls} == {"b"}, number
-    calls.clear()
+    first, calls = counted(stores)  # remembers nothing
     (listed,) = first.list_runs(RunQuery(limit=1))  # of all threads: each is asked once, and the run is known then
     assert calls == dict.fromkeys("abcd", 1)
     calls.clear()
