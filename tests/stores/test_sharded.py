@@ -294,7 +294,7 @@ def test_a_thread_without_a_store_starts_no_node() -> None:
                 work()
         assert (called, store.threads()) == ([], [])
     days = {label: Memory() for label in "ab"}
-    for label, day in days.items():  # a thread that crashed, of a period that is over, keeps no other one from being listed
+    for label, day in days.items():  # what crashed in a period that is over keeps nothing from being listed
         begin(day, f"{label}1", f"run of {label}1", 2)
     archive = Archive(Sharded(days, lambda thread: {"b1": "b"}[thread]))
     assert (archive.due(), [run.status for run in archive.runs()]) == (["a1", "b1"], ["crashed"] * 2)
