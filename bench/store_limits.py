@@ -122,7 +122,7 @@ class Written:
 
 def write(address: str, begin: float, seconds: float) -> Written:
     """Makes runs from a time on, each on a new thread."""
-    graph, name, runs = program(address), uuid4().hex, []
+    graph, name, runs = program(address), uuid4().hex, list[float]()
     graph.thread(f"{name} warm").run({}).raise_error()
     time.sleep(max(0.0, begin - time.time()))
     start = now = time.perf_counter()
@@ -352,8 +352,8 @@ def bytes_of(address: str) -> dict[str, int]:
         connection.close()
         return {"file": Path(address).stat().st_size}
     server, _, schema = split_address(address)
-    with psycopg.connect(server) as connection:
-        found = connection.execute(SIZES, [schema or "dspyer"]).fetchall()
+    with psycopg.connect(server) as session:
+        found = session.execute(SIZES, [schema or "dspyer"]).fetchall()
     parts = {f"`{table}`, {what}": size for table, *both in found for what, size in zip(PARTS, both, strict=True)}
     return {part: size for part, size in parts.items() if part.startswith(TABLES)}
 

@@ -59,7 +59,7 @@ class RunFilters(NamedTuple):
                 raise TypeError(f"{name}={least!r}: give a number")
             if least is not None and not least >= 0:
                 raise ValueError(f"{name}={least!r}: give a number that is 0 or more")
-        if isinstance(self.limit, bool) or int(self.limit) != self.limit or self.limit < 1:
+        if isinstance(self.limit, bool | float) or int(self.limit) != self.limit or self.limit < 1:
             raise ValueError(f"limit={self.limit!r}: give a whole number, 1 or more")
         known = (*ENDED, *OPEN)
         if self.status is not None and self.status not in known:

@@ -643,14 +643,13 @@ def current_status(store: Store, listed: ListedRun) -> tuple[ListedRun, str]:
         works_on = thread.head is not None and thread.head.run == run.id
         if works_on and is_alive(thread):
             return listed, "running"
-        now = store.thread(thread.name) if works_on else None
-        if now is None or (now.head, now.epoch) == (thread.head, thread.epoch):
+        # Its owner may have written since the list was read: read the run again, by its id, since the name of a thread
+        # may lead into no store any more.
+        found = store.list_runs(RunQuery(run=run.id, limit=1)) if works_on else []
+        now = next((one for one in found if one.thread.name == thread.name), listed)
+        if (now.thread.head, now.thread.epoch) == (thread.head, thread.epoch):
             return listed, "crashed"
-        # Its owner may have written since the list was read: read the run again.
-        (found,) = store.list_runs(RunQuery(thread.name, run=run.id, limit=1)) or (None,)
-        if found is None or (found.last, found.thread.epoch) == (listed.last, thread.epoch):
-            return listed, "crashed"
-        listed = found
+        listed = now
     return listed, listed.status
 
 

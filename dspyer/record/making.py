@@ -510,6 +510,7 @@ class _Maker:
         self._fields: dict[str, dict[str, Any]] = {}
         self._order: dict[str, Order] = {}
         self._graphs: dict[str, DrawnGraph] = {}
+        self._addresses: dict[str, Address] = {}  # a map has an id for each item, and each is taken apart once
         self._own = [run.places[one] for one in executions if one in run.places]
         self._facts = [known[one] for one in executions for known in (run.facts, run.ending) if one in known]
 
@@ -710,7 +711,7 @@ class _Maker:
     def _step(self, local: str, node: str = "") -> dict[str, Any]:
         """The fields of the step of an execution, which is made if need be, with those around it."""
         if local not in self._fields:
-            found = Address.parse(local)
+            found = self._address(local)
             self._fields[local] = {"id": self._of.id_of(local), "node": node, "status": "stopped"}
             self._fields[local]["branch"] = found.path
             self._order[local] = (0, -1, (), id_order(local)) if found.part else (3, 0, found.path, ())
@@ -718,13 +719,18 @@ class _Maker:
                 self._step(around)
         return self._fields[local]
 
+    def _address(self, local: str) -> Address:
+        if local not in self._addresses:
+            self._addresses[local] = Address.parse(local)
+        return self._addresses[local]
+
     def _graph_of(self, local: str) -> DrawnGraph:
         """The graph in which an execution is."""
         if local not in self._graphs:
             around, found = _around(local), self._of.graph
             if around:
                 found = self._graph_of(around)
-                if Address.parse(local).is_commit:
+                if self._address(local).is_commit:
                     found = found.inside(self._fields[whole_execution(around)]["node"], around) or DrawnGraph("")
             self._graphs[local] = found
         return self._graphs[local]
@@ -753,7 +759,7 @@ class _Maker:
     def _name(self, local: str, fields: dict[str, Any]) -> None:
         """Sets the kind of a step, and the name of one that is a part of another."""
         node, graph = fields["node"], self._graph_of(local)
-        keys = Address.parse(local).keys
+        keys = self._address(local).keys
         if "kind" in fields:
             pass
         elif keys:
@@ -876,6 +882,9 @@ def items_of(steps: RunSteps, ending: RunEnding, node: str) -> Items:
     if node not in graph.maps:
         known = ", ".join(map(repr, graph.maps)) or "none"
         raise KeyError(f"{node!r} is no map of graph {graph.name!r}; its maps: {known}")
+    entry = next((one for one in reversed(list(steps.in_order())) if one.commit.node == node), None)
+    if entry is not None and entry.commit.failure is None and all(one.node != node for one in steps.stops(ending)):
+        return _committed(graph, entry, node)  # a fifth of the time that the steps of many items take
     steps.make(ending)
     made = list(steps.in_place(steps.whole))
     visit = next((step for step in reversed(made) if (step.parent, step.node) == (None, node)), None)
@@ -895,3 +904,14 @@ def items_of(steps: RunSteps, ending: RunEnding, node: str) -> Items:
         total = max(total, len(visit.sent.get(over, () if state is None else state.get(over, ()))))
     waiting = sum([step.status == "waiting" for step in items.values()])
     return Items(node, total, len(results), len(failures), waiting, results, failures)
+
+
+def _committed(graph: DrawnGraph, entry: LogEntry, node: str) -> Items:
+    """The items of the map that an entry of the log has committed."""
+    results, failures = dict[int, Any](), dict[int, Failure]()
+    for index, failure, result in items_of_commit(graph, graph.maps[node], entry.commit, entry.state):
+        if failure is None:
+            results[index] = thaw(result)
+        else:
+            failures[index] = failure
+    return Items(node, len(results) + len(failures), len(results), len(failures), 0, results, failures)

@@ -181,6 +181,8 @@ class Sharded(StoreAround):
     def list_runs(self, query: RunQuery) -> list[ListedRun]:
         if query.thread is not None:
             return self._place(query.thread)[1].list_runs(query)
+        if query.run is not None:
+            return (self._found(query.run, lambda store: store.list_runs(query)) or (None, []))[1]
         places = list(self._everywhere())
         found = [self._listed_in(*place, query, query.limit // len(places) + 1) for place in places]
         return list(islice(merge(*found, key=lambda one: one.place, reverse=True), query.limit))

@@ -38,7 +38,7 @@ ROWS: list[tuple[list[str], set[str], int]] = [
     (["copy", "t-2", "new"], {"thread", "status"}, 1),
     (["export", "t-2", "t-2.jsonl"], {"thread", "file", "digest"}, 1),
     (["rerun", "t-2", "0"], {*RUN, "outputs"}, 1),
-    (["prune", "t-2", "1"], {"threads", "runs", "rows", "kept", "erased"}, 1),
+    (["prune", "t-2", "1"], {"threads", "runs", "rows", "kept", "erased", "busy"}, 1),
 ]
 BY_THEMSELVES = {
     "examples": "needs a predictor: tests/cli/test_prompts.py",

@@ -370,7 +370,7 @@ def test_an_error_of_the_application_is_one_of_the_server(calls: Calls, caplog: 
 class Many(Memory):
     """A store with many threads."""
 
-    def threads(self, after: str = "", limit: int | None = None) -> list[str]:
+    def threads(self, after: str = "", limit: int | None = None, idle: float | None = None) -> list[str]:
         found = [*(f"ada/{number:04}" for number in range(1_500)), "ada/x/1", "ada0/1", "bob/1"]
         return [name for name in found if name > after][:limit]
 

@@ -293,6 +293,11 @@ def test_a_thread_without_a_store_starts_no_node() -> None:
             with pytest.raises(StoreError, match=message):
                 work()
         assert (called, store.threads()) == ([], [])
+    days = {label: Memory() for label in "ab"}
+    for label, day in days.items():  # what crashed in a period that is over keeps nothing from being listed
+        begin(day, f"{label}1", f"run of {label}1", 2)
+    archive = Archive(Sharded(days, lambda thread: {"b1": "b"}[thread]))
+    assert (archive.due(), [run.status for run in archive.runs()]) == (["a1", "b1"], ["crashed"] * 2)
 
 
 def test_a_thread_and_its_copies_stay_in_one_store(tmp_path: Path) -> None:
