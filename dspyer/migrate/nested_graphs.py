@@ -49,7 +49,7 @@ def why_whole(graph: CompiledStateGraph[Any, Any, Any, Any]) -> str:
 
 
 def graphs_inside(graph: Any, seen: set[int] | None = None) -> Iterator[Pregel[Any, Any, Any, Any]]:
-    """The graphs and workflows that are nodes of a graph or that its nodes call, at any depth, as far as code says."""
+    """The graphs that are nodes of a graph or that its nodes call, at any depth, as far as code names them."""
     seen = set() if seen is None else seen
     for runnable in runnables_of(graph):
         found: list[Any] = [use.value for use in read_code(runnable).values(Pregel)]

@@ -175,7 +175,7 @@ def sends_to_a_memory(seen: Seen, *words: str) -> Any:
     return edges(builder, "^ s")
 
 
-def a_workflow_with_a_memory(seen: Seen) -> Any:
+def an_entrypoint_with_a_memory(seen: Seen) -> Any:
     @entrypoint(checkpointer=True)
     def joined(word: str, *, previous: Unnamed | None = None) -> Any:
         seen.append("joined")
@@ -190,7 +190,7 @@ GRAPHS: list[tuple[Callable[[Seen], Any], str]] = [
     (a_memory, "ok?"),
     (a_memory_in_a_graph, "ok?"),
     (a_memory_that_a_function_calls, "ok?"),
-    (a_workflow_with_a_memory, ""),
+    (an_entrypoint_with_a_memory, ""),
     (a_function_that_calls_two_and_asks, "mine? ok? more?"),
     (two_questions_at_once, "left? right?"),
     (a_question_twice_in_a_node, "one? two?"),
