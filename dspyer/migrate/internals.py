@@ -102,6 +102,7 @@ __all__ = [
     "node_configurable",
     "only_async",
     "overwrite",
+    "own_configurable",
     "refused_answer",
     "text_of",
 ]
@@ -169,31 +170,26 @@ def refused_answer(error: BaseException) -> tuple[str, int] | None:
 
 
 def node_configurable(
-    task: str,
-    runtime: object,
-    questions: Questions,
-    call_task: Callable[..., Any],
-    reads: tuple[Callable[..., Any], Callable[[], Any] | None],
-    failed: NodeError | None,
+    task: str, runtime: object, questions: Questions, call_task: Callable[..., Any], read: Callable[..., Any]
 ) -> dict[str, Any]:
-    """The private part of the config with which LangGraph calls a node.
+    """The private part of the config with which LangGraph calls a node or a router.
 
-    `task` is the id of the call; `call_task` makes the calls of functions with `@task`; `reads` are how code reads
-    channels, and the state that a `Send` has replaced; `failed` is what an error handler gets.
+    `task` is the id of the call; `call_task` makes the calls of functions with `@task`; `read` reads channels.
     """
-    read, read_state = reads
-    scratchpad = _scratchpad(0, questions)
     return {
         CONFIG_KEY_TASK_ID: task,
         CONFIG_KEY_CHECKPOINT_NS: task,
         CONFIG_KEY_SEND: _refuse_writes,
         CONFIG_KEY_READ: read,
-        CONFIG_KEY_READ_STATE: read_state,
         CONFIG_KEY_CALL: call_task,
         CONFIG_KEY_RUNTIME: runtime,
-        CONFIG_KEY_SCRATCHPAD: scratchpad,
-        **({} if failed is None else {CONFIG_KEY_NODE_ERROR: failed}),
+        CONFIG_KEY_SCRATCHPAD: _scratchpad(0, questions),
     }
+
+
+def own_configurable(failed: NodeError | None, read_state: Callable[[], Any] | None) -> dict[str, Any]:
+    """What a node alone finds: the error for an error handler, and what reads the state that a `Send` has replaced."""
+    return {CONFIG_KEY_READ_STATE: read_state, **({} if failed is None else {CONFIG_KEY_NODE_ERROR: failed})}
 
 
 def engine_configurable(place: str, saver: object, resumes: bool, answers: Mapping[str, object]) -> dict[str, Any]:
