@@ -67,14 +67,13 @@ class Metrics(Layer):
             make(name, [partial(self._observed, name, attributes.split())], unit, text)
 
     def forget_runs(self) -> None:
-        """In a forked process: the runs are its parent's, of which another thread may have held the lock."""
-        self._lock = RLock()  # a handler of a signal may ask for the numbers
+        """In a forked process: the runs are its parent's."""
         self._open: dict[Any, int] = {}  # how many commits of each run are counted, or were made before
         self._values.update({key: 0 for key in self._values if key[0] == ACTIVE})
 
     def add(self, amount: float, name: str, *attributes: str) -> None:
         """Counts."""
-        with self._lock:
+        with _lock:
             self._values[name, *attributes] += amount
 
     @contextmanager
@@ -94,7 +93,7 @@ class Metrics(Layer):
             self._end(run, graph)
 
     def _end(self, run: Any, graph: str) -> None:
-        with self._lock:
+        with _lock:
             if run not in self._open:
                 return  # it is that of a parent process
             self._count(run)
@@ -129,7 +128,7 @@ class Metrics(Layer):
             self.add(errors[name], "dspyer.node.errors", graph.name, name)
 
     def _observed(self, name: str, attributes: list[str], _: object) -> list[metrics.Observation]:
-        with self._lock:
+        with _lock:
             for run in list(self._open):  # others begin meanwhile
                 self._count(run)
             found = [(key[1:], value) for key, value in self._values.items() if key[0] == name]
@@ -152,7 +151,7 @@ class LMCounts(Subscriber):
             self._add(cost, "dspyer.cost", *of)
 
 
-_making = RLock()
+_lock = RLock()  # a handler of a signal may ask for the numbers
 _made: list[Metrics] = []  # of the provider: a program sets one
 
 
@@ -160,11 +159,9 @@ def metrics_here() -> list[Metrics]:
     """The numbers of the program's meter provider; none if it has set none."""
     try:
         provider = metrics.get_meter_provider()
-        if _made and _made[0].provider is provider:
-            return _made
         if type(provider).__module__.startswith("opentelemetry.metrics"):
             return []  # of the API itself, which counts nothing
-        with _making:
+        with _lock:
             if not _made or _made[0].provider is not provider:
                 _made[:] = [Metrics(provider)]
             return _made
@@ -190,8 +187,8 @@ def _warn(text: str) -> None:
 
 
 def _after_fork() -> None:
-    global _making  # noqa: PLW0603 - another thread of the parent may have held it
-    _making = RLock()
+    global _lock  # noqa: PLW0603 - another thread of the parent may have held it
+    _lock = RLock()
     for numbers in _made:
         numbers.forget_runs()
 
