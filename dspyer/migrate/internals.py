@@ -88,24 +88,8 @@ except ImportError as error:
 
 CONFIG_KEY_READ_STATE = "__pregel_read_state"  # LangGraph before 1.2.24 has no name for it
 
-__all__ = [
-    "DEFAULT_ERROR_HANDLER",
-    "AllowedTypes",
-    "ParentCommand",
-    "Questions",
-    "RunnableCallable",
-    "TaskFunction",
-    "add_message_batches",
-    "allowed_types",
-    "engine_configurable",
-    "managed_value",
-    "node_configurable",
-    "only_async",
-    "overwrite",
-    "own_configurable",
-    "refused_answer",
-    "text_of",
-]
+# What other files import by this one; LangGraph may move it.
+__all__ = ["DEFAULT_ERROR_HANDLER", "ParentCommand", "RunnableCallable", "TaskFunction", "add_message_batches"]
 
 
 class Questions:
