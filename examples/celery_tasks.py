@@ -8,10 +8,10 @@ python -c "import celery_tasks as t; t.advance.delay('refund-1', 'mail-1', {'tex
 
 from __future__ import annotations
 
+# --8<-- [start:celery]
 import os
 from typing import Any
 
-# --8<-- [start:celery]
 from celery import Celery
 from celery.signals import worker_process_init
 from refunds import refunds

@@ -5,10 +5,10 @@ docs/guides/fleet.md explains it; the program is that of `refunds.py`. It needs:
 
 from __future__ import annotations
 
+# --8<-- [start:activity]
 import asyncio
 from typing import Any
 
-# --8<-- [start:activity]
 from refunds import refunds
 from temporalio import activity
 

@@ -116,8 +116,9 @@ class ServerConnections:
         except psycopg.Error as error:
             if not (connection.closed or _is_lost(error)):
                 raise
-        with self._changed:
-            _close_all(self._idle)  # most likely lost as well, as after a restart of the server
+        with self._changed:  # most likely all are lost, as after a restart of the server: none of them is used again
+            self._losses += 1
+            _close_all(self._idle)
         return self._work(self._take(store), work)
 
     def close(self, store: object) -> None:
@@ -145,7 +146,9 @@ class ServerConnections:
         self._changed = threading.Condition()
         self._waiting = 0
         self._idle: list[Connection] = []
-        self._busy: set[object] = set()  # connections in use, and a mark for each that is being opened
+        self._losses = 0  # how often a connection was found to be lost
+        # Connections in use, and a mark for each that is being opened, with the losses before it was opened.
+        self._busy: dict[object, int] = {}
         self._refusal, self._ask_again = "", 0.0  # why the server opened none when it was last asked, and until when
         self._finish = finalize(self, _close_all, self._idle)
 
@@ -158,7 +161,7 @@ class ServerConnections:
         with self._changed:
             while store in self.users:
                 if len(self._idle) > (0 if has_waited else self._waiting):
-                    self._busy.add(connection := self._idle.pop())
+                    self._busy[connection := self._idle.pop()] = self._losses
                     return connection
                 held = len(self._idle) + len(self._busy)
                 if not held or (held < self._limit and clock.now() >= self._ask_again):
@@ -189,16 +192,16 @@ class ServerConnections:
 
     def _add(self) -> Connection:
         """Open a connection, without the lock meanwhile."""
-        self._busy.add(mark := object())
+        self._busy[mark := object()] = losses = self._losses
         self._changed.release()
         try:
             connection = self._open()
         finally:
             self._changed.acquire()
-            self._busy.discard(mark)
+            self._busy.pop(mark, None)
             self._refusal, self._ask_again = "", 0.0
             self._changed.notify()
-        self._busy.add(connection)
+        self._busy[connection] = losses
         return connection
 
     def _open(self) -> Connection:
@@ -220,8 +223,8 @@ class ServerConnections:
             raise
         finally:
             with self._changed:
-                self._busy.discard(connection)
-                if not self.users:
+                losses = self._busy.pop(connection, self._losses)
+                if not self.users or losses < self._losses:
                     connection.close()
                 elif not connection.closed:
                     self._idle.append(connection)

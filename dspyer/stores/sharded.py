@@ -85,8 +85,7 @@ class Sharded(StoreAround):
 
     def _shown(self) -> Mapping[str, Store | str]:
         # A store has no password in its pickle, as its address may have.
-        stores = self._stores
-        return {label: self._store(label) for label in stores} if isinstance(stores, PLAIN) else stores
+        return dict(self._everywhere()) if isinstance(self._stores, PLAIN) else self._stores
 
     # --- where something lies
 
@@ -119,7 +118,10 @@ class Sharded(StoreAround):
         with suppress(KeyError):  # a label may be gone
             if likely is not None:
                 yield likely, self._store(likely)
-        yield from [(label, self._store(label)) for label in self._stores if label != likely]
+        for label in list(self._stores):  # others may add one meanwhile, or delete one
+            with suppress(KeyError):
+                if label != likely:
+                    yield label, self._store(label)
 
     def _candidates(self, run: str = "") -> Iterable[Place]:
         """The stores in which a run or a blob may lie, the likeliest first; one alone if the thread is known."""
@@ -205,7 +207,7 @@ class Sharded(StoreAround):
         return found
 
     def delete(self, threads: Collection[str] = (), busy: Callable[[Any], bool] = never) -> DeletionReport:
-        names: dict[str, list[str]] = {} if threads else {label: [] for label in self._stores}
+        names: dict[str, list[str]] = {} if threads else {label: [] for label, _ in self._everywhere()}
         for name in threads:
             names.setdefault(self._place(name)[0], []).append(name)
         found = [self._store(label).delete(of_one, busy) for label, of_one in names.items()]

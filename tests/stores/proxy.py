@@ -36,7 +36,7 @@ class Proxy:
         self.connections = 0
         self.answered, self.released = threading.Event(), threading.Event()
         self._cut: tuple[str, bytes] | None = None
-        self._times = 0
+        self._times = self._lost = 0
         self._threads: list[threading.Thread] = []
         self._start(self._accept)
 
@@ -44,6 +44,10 @@ class Proxy:
         """Cuts the next connections whose client sends a message with a text: before the server gets it, or when the
         server has answered; the client gets no answer. With `LATE` it gets the answer once that is released."""
         self._cut, self._times = (when, text), times
+
+    def lose(self) -> None:
+        """Each connection that there is now is cut before its next message."""
+        self._lost = self.connections
 
     @property
     def armed(self) -> bool:
@@ -71,7 +75,7 @@ class Proxy:
             while True:
                 client, _ = self._listener.accept()
                 self.connections += 1
-                self._start(self._serve, client, self._connect())
+                self._start(self._serve, client, self._connect(), self.connections)
 
     def _connect(self) -> socket.socket:
         options = conninfo_to_dict(self._target)
@@ -82,12 +86,14 @@ class Proxy:
         server.connect(str(Path(host) / f".s.PGSQL.{port}"))
         return server
 
-    def _serve(self, client: socket.socket, server: socket.socket) -> None:
+    def _serve(self, client: socket.socket, server: socket.socket, number: int) -> None:
         """One batch of messages after the other, as clients wait for the answer to each."""
         with client, server, suppress(OSError, EOFError):
             batch = _exactly(client, 4)
             batch += _exactly(client, struct.unpack("!I", batch)[0] - 4)  # the first message has no type
             while True:
+                if number <= self._lost:
+                    return
                 cut = self._cut if self._cut is not None and self._cut[1] in batch else None
                 if cut is not None:
                     self._times -= 1

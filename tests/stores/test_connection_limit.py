@@ -26,6 +26,7 @@ from dspyer.stores.postgres import Postgres, Schemas, split_address, with_schema
 from dspyer.testing import FakeClock, clock
 from dspyer.testing.store_samples import append, begin, rows
 from tests.runtime.traces import metering
+from tests.stores.proxy import LATE, proxy
 
 LONG = 20.0  # seconds after which a test gives up
 
@@ -135,6 +136,28 @@ def test_a_call_takes_the_next_connection_given_back(
         written.result(LONG)
         assert store.rows("r") == rows(2)
         assert len(server.sessions()) == 1  # of two stores
+
+
+def test_a_repeated_call_takes_no_connection_from_before_the_loss(
+    server: Server, store: Postgres, threads: ThreadPoolExecutor
+) -> None:
+    """At a failover: the server lets nobody in for a while, and meanwhile another call gives its connection back."""
+    store.close()
+    whole = server.address().partition("&schema=")[0]
+    with proxy(whole) as between, Postgres(with_schema(between.address, server.schema)) as far:
+        between.cut(LATE, b"INSERT INTO")
+        written = threads.submit(far.write, append("t", "r", 1))
+        assert between.answered.wait(LONG)
+        assert far.rows("r") == rows(2)
+        server.allow(1)
+        between.lose()
+        read = threads.submit(far.rows, "r")
+        assert server.refused.acquire(timeout=LONG)
+        while not far._connections._waiting:
+            time.sleep(0.001)
+        server.allow(-1)
+        between.released.set()
+        assert (written.result(LONG), read.result(LONG)) == (1, rows(2))
 
 
 def test_a_connection_that_comes_back_while_another_is_asked_for_is_taken(

@@ -349,6 +349,14 @@ class Days(Mapping[str, Store]):
         return sum(1 for _ in self)
 
 
+class Growing(dict[str, Store]):
+    """To which another thread adds a label while its labels are read."""
+
+    def __getitem__(self, label: str) -> Store:
+        self.setdefault(f"{label}+", Memory())
+        return super().__getitem__(label)
+
+
 def test_labels_are_looked_up_at_each_call(tmp_path: Path) -> None:
     stores: dict[str, Store | str] = {"a": str(tmp_path / "a.db")}
     with Sharded(stores, first_letter) as store:
@@ -362,6 +370,8 @@ def test_labels_are_looked_up_at_each_call(tmp_path: Path) -> None:
         assert (copy.copy(store), copy.deepcopy(store)) == (store, store)
     del stores["b"]
     assert Sharded(stores, first_letter).threads() == ["a1"]
+    store = Sharded(Growing(a=Memory()), first_letter)
+    assert (store.threads(), store.list_runs(RunQuery()), store.run("none"), store.delete().runs) == ([], [], None, 0)
     days = Days()
     graph = program(store := Sharded(days, first_letter))
     assert (graph.threads(), store.run("none"), store.list_runs(RunQuery()), store.delete().runs) == ([], None, [], 0)
