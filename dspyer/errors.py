@@ -556,7 +556,7 @@ class ThreadError(DspyerError):
 
 
 class ConcurrentRunError(ThreadError):
-    """Another run owns the thread, or has taken over its ownership.
+    """Another run owns the thread, has taken over its ownership, or has crashed and waits for the delivery of its key.
 
     Wait for the other run, or try again later; nothing was written.
     """

@@ -61,6 +61,13 @@ def export(store: Store, row: ThreadRow, path: str | os.PathLike[str]) -> str:
             digest.update(data)
             file.write(data)
         file.write(dump({"digest": digest.hexdigest()}) + b"\n")
+    now = store.thread(row.name)
+    if now is None or now.root != row.root or (row.head is not None and store.run(row.head.run) is None):
+        part.unlink()  # a part of the history may be missing in it
+        raise ThreadError(
+            f"thread {row.name!r} was deleted or pruned while it was exported: {str(target)!r} is as it was. Export it "
+            "again"
+        )
     part.replace(target)  # only now: a file of that name is whole, or as it was
     return digest.hexdigest()
 
@@ -135,7 +142,7 @@ def reached_runs(store: Store, thread: ThreadRow) -> list[tuple[RunRow, list[Row
         name: RunSummary(run.thread, run.parents, rows[-1].seq if rows else -1) for name, (run, rows) in runs.items()
     }
     # As the stores decide what a deletion leaves: an export holds what would be kept for this thread alone.
-    spans = reachable_rows(thread, summaries, own)
+    spans = reachable_rows(thread, summaries, [run for run in own if run in runs])  # one may have been deleted since
     parents = {name: [parent.run for parent in runs[name][0].parents if parent.run in spans] for name in spans}
     try:
         ordered = list(TopologicalSorter(parents).static_order())

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import signal
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -22,6 +23,7 @@ from dspyer.testing import no_pauses
 from tests.log.failing import FailingSQLite, kill
 from tests.log.processes import end_of, fork
 from tests.stores.kit import begin
+from tests.threads.test_key_deliveries import Stepped, Steps
 
 LONG = "a long text " * 3_000
 
@@ -230,6 +232,31 @@ def test_an_export_is_readable_json_lines(store: Store, tmp_path: Path) -> None:
     assert lines[-1] == {"digest": digest}
     assert {"log": ["a"]} in [line.get("content", {}).get("patch") for line in lines if line.get("kind") == "commit"]
     assert not (tmp_path / "t.jsonl.part").exists()
+
+
+@pytest.mark.parametrize("cut", ["delete", "prune"])
+def test_an_export_beside_a_deletion_is_whole_or_none(cut: str, tmp_path: Path) -> None:
+    """At every read of it. The file of an earlier export is replaced by a whole one alone."""
+    file, steps, at, refused = tmp_path / "t", Steps(), 0, list[str]()
+    while at <= steps.count:
+        at += 1
+        plain, steps = program(store := Memory()), Steps(at)
+        thread = plain.thread("t")
+        for q in ("one", "boom", "long"):
+            thread.run({"q": q}, if_open="abandon")
+        thread.export(file)
+        before, state, last = file.read_bytes(), thread.state, thread.history()[-1].id
+        works: dict[str, Callable[[], Any]] = {"delete": thread.delete, "prune": partial(thread.prune, last)}
+        steps.do = works[cut]
+        try:
+            program(Stepped(store, steps)).thread("t").export(file)
+        except ThreadError as error:
+            refused.append(str(error))
+        assert not refused or {path.read_bytes() for path in tmp_path.iterdir()} == {before} or cut == "prune"
+        loaded = program(Memory()).thread("t")
+        loaded.load(file)
+        assert loaded.state == state
+    assert len([text for text in refused if "was deleted or pruned while it was exported" in text]) > 4
 
 
 def test_an_exported_thread_can_be_loaded_into_any_store(each_store: Store, tmp_path: Path) -> None:
