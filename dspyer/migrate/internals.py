@@ -186,13 +186,9 @@ def engine_configurable(place: str, saver: object, resumes: bool, answers: Mappi
         CONFIG_KEY_CHECKPOINTER: saver,
         CONFIG_KEY_RESUMING: resumes,
         CONFIG_KEY_RESUME_MAP: answers,
-        CONFIG_KEY_STREAM: StreamProtocol(_drop, set()),  # else the stream writer of the node would not reach them
+        # Else the stream writer of the node would not reach them. What else they stream are no events of the run.
+        CONFIG_KEY_STREAM: StreamProtocol(lambda _: None, set()),
     }
-
-
-def _drop(chunk: object) -> None:
-    """Take what a graph streams beside that: its steps are no events of the run."""
-    del chunk
 
 
 def _scratchpad(left: int, questions: Questions) -> PregelScratchpad:

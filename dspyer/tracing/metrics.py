@@ -12,7 +12,7 @@ from __future__ import annotations
 import logging
 import os
 import time
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import lru_cache, partial
@@ -111,21 +111,16 @@ class Metrics(Layer):
             _warn(f"OpenTelemetry could not record the duration of a run: {error_text(error)}")
 
     def _count(self, run: Any) -> None:
-        """Counts the commits of a run since the last time."""
+        """Counts the commits of a run since the last time; called with the lock."""
         log, graph = (run.run if run.log is None else run.log.run).log, run.graph
-        steps, errors = Counter[str](), Counter[str]()
         for entry in islice(log, self._open[run], None):
+            self._open[run] += 1
             commit, node = entry.commit, graph.nodes.get(entry.commit.node)
-            if node is None:
-                continue  # the inputs, or a join
-            steps[commit.node] += 1
-            if commit.failed_attempts or commit.failure or node.mapped:
+            if node is not None:  # else the inputs, or a join
                 items = commit.patch.get(node.mapped.failures, ()) if node.mapped else ()
-                errors[commit.node] += len(commit.failed_attempts) + (commit.failure is not None) + len(items)
-        self._open[run] = len(log)
-        for name, count in steps.items():
-            self.add(count, "dspyer.steps", graph.name, name)
-            self.add(errors[name], "dspyer.node.errors", graph.name, name)
+                failed = len(commit.failed_attempts) + (commit.failure is not None) + len(items)
+                self._values["dspyer.steps", graph.name, commit.node] += 1
+                self._values["dspyer.node.errors", graph.name, commit.node] += failed
 
     def _observed(self, name: str, attributes: list[str], _: object) -> list[metrics.Observation]:
         with _lock:
