@@ -36,7 +36,7 @@ from dspyer.migrate.converted_node import (
 from dspyer.migrate.graph_edges import GraphEdges, note_what_is_left_out
 from dspyer.migrate.internals import DEFAULT_ERROR_HANDLER, AllowedTypes, allowed_types, data_channels, only_async
 from dspyer.migrate.langgraph_report import LangGraphReport, make_report, replaced_text
-from dspyer.migrate.nested_graphs import CHECKPOINTS, graphs_inside, why_whole
+from dspyer.migrate.nested_graphs import CHECKPOINTS, classes_named, graphs_inside, why_whole
 from dspyer.migrate.unsupported import Findings, FoundNode, check_graph, check_names, graph_problem
 from dspyer.scheduler import topology
 from dspyer.schema.fields import refusal_text
@@ -239,6 +239,7 @@ class Conversion:
         self.findings.nodes += [self._found(name) for name in self.edges.reached]
         self._check()
         self.fields = state_fields(self.builder, validate=self.options.validate, findings=self.findings)
+        self.findings.value_types += classes_named(self.builder)
         self.inside = list(graphs_inside(self.builder))
         if any(graph.checkpointer is True for graph in self.inside):
             self.fields = with_checkpoints(self.fields, bool(self.path), self.findings)
@@ -478,7 +479,8 @@ class Conversion:
 
     @cached_property
     def _allowed(self) -> AllowedTypes:
-        return frozenset().union(*[allowed_types(graph.builder) for graph in self.inside])
+        graphs = [self.builder, *[getattr(graph, "builder", graph) for graph in self.inside]]
+        return frozenset().union(*[allowed_types(graph, classes_named(graph)) for graph in graphs])
 
     @property
     def _surroundings(self) -> Surroundings:

@@ -260,9 +260,10 @@ def _send_parts(send: Send) -> dict[str, Any]:
 AllowedTypes = frozenset[tuple[str, ...]]
 
 
-def allowed_types(builder: Any) -> AllowedTypes:
-    """The classes that a checkpoint of a graph may hold, as LangGraph reads them from its schemas."""
-    return frozenset(build_serde_allowlist(schemas=list(builder.schemas), channels=builder.channels))
+def allowed_types(graph: Any, named: Sequence[type]) -> AllowedTypes:
+    """The classes that a checkpoint of a graph may hold: those that LangGraph reads from schemas, and those `named`."""
+    schemas = [*getattr(graph, "schemas", ()), *named]
+    return frozenset(build_serde_allowlist(schemas=schemas, channels=graph.channels))
 
 
 # What the classes of LangGraph's schemas do beside naming keys: attributes that are no data, and validators.

@@ -19,6 +19,7 @@ from langgraph.checkpoint.memory import InMemorySaver
 from langgraph.checkpoint.serde.event_hooks import SerdeEvent, register_serde_event_listener
 from langgraph.checkpoint.serde.jsonplus import JsonPlusSerializer
 from langgraph.graph.state import CompiledStateGraph
+from langgraph.pregel import Pregel
 from langgraph.types import Command
 
 from dspyer.errors import StateError
@@ -47,16 +48,27 @@ def why_whole(graph: CompiledStateGraph[Any, Any, Any, Any]) -> str:
     return ""
 
 
-def graphs_inside(builder: Any, seen: set[int] | None = None) -> Iterator[CompiledStateGraph[Any, Any, Any, Any]]:
+def graphs_inside(graph: Any, seen: set[int] | None = None) -> Iterator[Pregel[Any, Any, Any, Any]]:
     """The graphs that are nodes of a graph or that its nodes call, at any depth, as far as code names them."""
     seen = set() if seen is None else seen
-    for spec in builder.nodes.values():
-        found: list[Any] = [use.value for use in read_code(spec.runnable).values(CompiledStateGraph)]
-        for graph in found:
-            if id(graph) not in seen:
-                seen.add(id(graph))
-                yield graph
-                yield from graphs_inside(graph.builder, seen)
+    for runnable in runnables_of(graph):
+        found: list[Any] = [use.value for use in read_code(runnable).values(Pregel)]
+        for inner in found:
+            if id(inner) not in seen:
+                seen.add(id(inner))
+                yield inner
+                yield from graphs_inside(inner, seen)
+
+
+def runnables_of(graph: Any) -> list[Any]:
+    """The code of the nodes of a `StateGraph`, of what its `compile()` returns, or of an `@entrypoint`."""
+    nodes = getattr(graph, "builder", graph).nodes.values()
+    return [getattr(node, "runnable", None) or node.bound for node in nodes]
+
+
+def classes_named(graph: Any) -> list[type]:
+    """The classes that the code of nodes names: no field of an agent names that of its structured response."""
+    return [use.value for runnable in runnables_of(graph) for use in read_code(runnable).values(type)]
 
 
 class Checkpoints(InMemorySaver):
@@ -182,7 +194,8 @@ class _Serializer(JsonPlusSerializer):
         for event in blocked:
             raise StateError(
                 f"a graph that LangGraph runs inside of a node holds a {event['module']}.{event['name']}, which no "
-                "field of it names: annotate its field with this class, so that its checkpoints may be read"
+                "field and no node that the conversion has found names: annotate a field of the graph around it with "
+                "this class, so that its checkpoints may be read"
             )
         return found
 

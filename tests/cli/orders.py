@@ -11,7 +11,7 @@ from typing import Any
 from pydantic import BaseModel
 
 from dspyer import END, START, CompiledGraph, Context, Graph
-from dspyer.stores import SQLite
+from dspyer.stores import Sharded, SQLite
 
 GRAPH = "tests.cli.orders:graph"
 
@@ -41,6 +41,10 @@ not_a_program = 42
 
 def make() -> Graph:
     return graph
+
+
+def sharded() -> CompiledGraph:
+    return graph.compile(store=Sharded({"t": "runs.db", "u": "others.db"}, shard=lambda thread: thread[0]))
 
 
 def broken() -> Graph:

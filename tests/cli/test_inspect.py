@@ -13,6 +13,7 @@ import pytest
 
 from dspyer.__main__ import main
 from tests.cli.conftest import Command
+from tests.cli.orders import GRAPH
 from tests.log.processes import end_of, fork
 
 
@@ -40,15 +41,23 @@ def inspecting(*arguments: str) -> Iterator[str]:
     assert code == 0
 
 
-@pytest.mark.parametrize("arguments", [["runs.db"], ["--program", "tests.cli.orders:graph"]], ids=str)
-def test_the_first_line_is_the_address(stored: Command, arguments: list[str]) -> None:
+SHARDED = "tests.cli.orders:sharded"
+
+
+@pytest.mark.parametrize("arguments", [["runs.db"], ["--program", GRAPH], ["--program", SHARDED]], ids=str)
+def test_the_first_line_is_the_address(stored: Command, arguments: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    elsewhere = set[str]()
+    if SHARDED in arguments:  # the store that the program was compiled with
+        monkeypatch.delenv("DSPYER_STORE")
+        assert stored("run", SHARDED, "--thread", "u-1", "--input", '{"text": "a"}', "--json").code == 3
+        elsewhere = {"u-1"}
     with inspecting(*arguments) as line:
         address, _, token = line.strip().partition("#token=")
         answer = httpx.get(f"{address}api/runs", headers={"X-Dspyer-Token": token}, timeout=20)
         about = httpx.get(f"{address}api/about", headers={"X-Dspyer-Token": token}, timeout=20).json()
         assert httpx.get(f"{address}api/runs", timeout=20).status_code == 401
     assert address.startswith("http://127.0.0.1:")
-    assert {info["thread"] for info in answer.json()["items"]} == {"t-3", "t-2", "t-1"}
+    assert {info["thread"] for info in answer.json()["items"]} == {"t-3", "t-2", "t-1"} | elsewhere
     assert about["acts"] is ("--program" in arguments)
 
 

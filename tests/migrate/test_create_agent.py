@@ -6,6 +6,7 @@ import asyncio
 import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Annotated, Any, NotRequired
 
 import pytest
@@ -285,6 +286,14 @@ def with_memory(agent: Any) -> Any:
     return as_node(agent)
 
 
+def with_a_number(agent: Any) -> Any:
+    class Answered(MessagesState):
+        structured_response: Number | None
+
+    agent.checkpointer = True
+    return StateGraph(Answered).add_node("agent", agent).add_edge(START, "agent")
+
+
 def with_bob(agent: Any) -> Any:
     builder = as_node(agent)
     builder.add_node("bob", lambda state: {"messages": [AIMessage("I am bob", id=f"bob-{len(state['messages'])}")]})
@@ -296,6 +305,9 @@ HUMAN: Callable[[Scripted], Sequence[Any]] = lambda model: [HumanInTheLoopMiddle
 FORMS: dict[str, Agent] = {
     "no tools": Agent(tools=(), turns=("hi", "you", "there")),
     "tool strategy": Agent(options={"response_format": ToolStrategy(Number)}, turns=("number", "sum", "number")),
+    "tool strategy in a node with a memory": Agent(
+        options={"response_format": ToolStrategy(Number)}, turns=("number", "sum", "number"), around=with_a_number
+    ),
     "provider strategy": Agent(options={"response_format": ProviderStrategy(Number)}, turns=("json", "json", "json")),
     "state": Agent(options={"state_schema": Marked}, tools=[commanding]),
     "context": Agent(options={"context_schema": Person}, tools=[reading], context=Person("Bob")),
@@ -331,13 +343,13 @@ OWN = {"run_model_call_count", "run_tool_call_count", "langgraph_checkpoints"}
 
 
 @each("name", [*MIDDLEWARE, *FORMS], items=8)
-def test_three_turns_are_those_of_langchain(name: str) -> None:
+def test_three_turns_are_those_of_langchain(name: str, tmp_path: Path) -> None:
     row = (MIDDLEWARE | FORMS)[name]
     (there, its_model), (here, our_model) = made(row), made(row)
     app = getattr(there, "builder", there).compile(checkpointer=InMemorySaver())
     config: Any = {"configurable": {"thread_id": "t"}}
     graph = from_langgraph(here, context=row.context, asynchronous=row.asynchronous)
-    thread = graph.compile(store=":memory:").thread("t")
+    thread = graph.compile(store=tmp_path / "t.db" if "strategy" in name else ":memory:").thread("t")
     left, left_here = list(row.answers), list(row.answers)
 
     def invoke(value: Any) -> Any:

@@ -19,6 +19,7 @@ from langchain_core.runnables import RunnableConfig
 from langchain_core.tools import tool
 from langgraph.checkpoint.memory import InMemorySaver
 from langgraph.config import get_stream_writer
+from langgraph.func import entrypoint
 from langgraph.graph import MessagesState, StateGraph
 from langgraph.prebuilt import ToolNode
 from langgraph.types import Command, Send, interrupt
@@ -32,6 +33,13 @@ from tests.log.processes import end_of, fork
 from tests.migrate.cases import Seen, plain
 from tests.migrate.flow_graphs import Log, edges
 from tests.rows import each
+
+
+@dataclass
+class Unnamed:
+    """A class of which no field tells."""
+
+    word: str = ""
 
 
 class Notes(TypedDict, total=False):
@@ -167,11 +175,22 @@ def sends_to_a_memory(seen: Seen, *words: str) -> Any:
     return edges(builder, "^ s")
 
 
+def an_entrypoint_with_a_memory(seen: Seen) -> Any:
+    @entrypoint(checkpointer=True)
+    def joined(word: str, *, previous: Unnamed | None = None) -> Any:
+        seen.append("joined")
+        said = Unnamed(f"{previous.word} {word}" if previous else word)
+        return entrypoint.final(value=said.word, save=said)
+
+    return around(lambda state: {"word": joined.invoke(state["word"])}, seen)
+
+
 # Graphs, each with the questions of a turn.
 GRAPHS: list[tuple[Callable[[Seen], Any], str]] = [
     (a_memory, "ok?"),
     (a_memory_in_a_graph, "ok?"),
     (a_memory_that_a_function_calls, "ok?"),
+    (an_entrypoint_with_a_memory, ""),
     (a_function_that_calls_two_and_asks, "mine? ok? more?"),
     (two_questions_at_once, "left? right?"),
     (a_question_twice_in_a_node, "one? two?"),
@@ -333,11 +352,6 @@ class Opaque:
     """A class of which no field tells."""
 
 
-@dataclass
-class Unnamed:
-    n: int = 0
-
-
 class Sure(BaseModel):
     sure: bool
     others: list[Sure] = []
@@ -355,7 +369,7 @@ def holding(value: Any) -> Any:
     ("node", "error", "sentence"),
     [
         (holding(Opaque()).compile(checkpointer=True), StateError, "a value that cannot be kept: .*Opaque"),
-        (holding(Unnamed()).compile(checkpointer=True), StateError, "holds a .*Unnamed, which no field of it names"),
+        (holding(Unnamed()).compile(checkpointer=True), StateError, "holds a .*Unnamed, which no field and no node"),
         (
             lambda state: (
                 edges(StateGraph(Word).add_node("a", lambda state: {}), "^ a").compile(checkpointer=True).invoke(state)
