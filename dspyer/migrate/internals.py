@@ -172,7 +172,7 @@ def node_configurable(
 
 
 def own_configurable(failed: NodeError | None, read_state: Callable[[], Any] | None) -> dict[str, Any]:
-    """Return the parts for nodes alone: what an error handler gets, and what reads the state that a `Send` has replaced."""
+    """Return the parts for nodes: what an error handler gets, and what reads the state that a `Send` has replaced."""
     return {CONFIG_KEY_READ_STATE: read_state, **({} if failed is None else {CONFIG_KEY_NODE_ERROR: failed})}
 
 
