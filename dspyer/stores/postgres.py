@@ -754,21 +754,18 @@ class Schemas(Mapping[str, Store]):
             label, _OfLabel(self._address, schema=self._prefix + label, connections=self._limit)
         )
 
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._labels())
-
     def __contains__(self, label: object) -> bool:
-        return label in self._labels()
+        return any(label == one for one in self)
 
     def __len__(self) -> int:
-        return len(self._labels())
+        return sum(1 for _ in self)
 
-    def _labels(self) -> list[str]:
+    def __iter__(self) -> Iterator[str]:
         with _told(f"the list of the schemas {self._prefix}..."):
             found = self._database._connections.run(
                 self._database, lambda connection: connection.execute(_SCHEMAS, [self._prefix]).fetchall()
             )
-        return sorted(filter(_LABEL.fullmatch, [name.removeprefix(self._prefix) for (name,) in found]))
+        return iter(sorted(filter(_LABEL.fullmatch, [name.removeprefix(self._prefix) for (name,) in found])))
 
     def __repr__(self) -> str:
         return f"Schemas({self._database.address!r}, prefix={self._prefix!r})"
