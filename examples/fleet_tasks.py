@@ -19,13 +19,12 @@ from dspyer import Run, errors
 
 program = refunds()
 app = App(connector=PsycopgConnector(conninfo=DATABASE))
-TRIED_AGAIN = {
+PUT_OFF = (
+    errors.OpenRunError,  # an earlier request failed, or waits
     errors.ConcurrentRunError,  # another worker has the thread
     errors.ChangedGraphError,  # an old worker ends the run
-    errors.StoreError,
-    ConnectionError,
-    CancelledError,
-}
+)
+TRIED_AGAIN = {*PUT_OFF[1:], errors.StoreError, ConnectionError, CancelledError}
 again = RetryStrategy(max_attempts=20, wait=5, retry_exceptions=TRIED_AGAIN)
 # --8<-- [end:queue]
 
@@ -35,7 +34,7 @@ again = RetryStrategy(max_attempts=20, wait=5, retry_exceptions=TRIED_AGAIN)
 async def advance(thread: str, key: str, inputs: dict[str, Any]) -> None:
     try:
         run = await program.thread(thread).arun(inputs, key=key)
-    except errors.OpenRunError:  # an earlier request failed, or waits
+    except PUT_OFF:
         # Without the lock, which would hold back the answer.
         later = advance.configure(schedule_in={"minutes": 1})
         await later.defer_async(thread=thread, key=key, inputs=inputs)

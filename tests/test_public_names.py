@@ -10,6 +10,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import get_origin
 
+import dspy
 import pytest
 
 import dspyer
@@ -72,6 +73,9 @@ def test_every_public_name_is_documented() -> None:
         return inspect.ismodule(value) or bool(named) or getattr(value, "__module__", None) in DOCUMENTED
 
     assert not [name for name, value in PUBLIC.items() if not is_shown(name, value)]
+    page, of_dspy = (API / "program.md").read_text(), {"forward", "aforward", *dir(dspy.Module)}
+    methods = [name for name, _ in public_methods(dspyer.CompiledGraph) if name not in of_dspy]
+    assert not [name for name in methods if f"        - {name}\n" not in page]
 
 
 def test_every_documented_name_is_public() -> None:

@@ -494,12 +494,8 @@ def with_checkpoints(fields: StateFields, inside: bool, findings: Findings) -> S
     if CHECKPOINTS in fields.model.model_fields:
         findings.problem(f"field {CHECKPOINTS!r} is the one that keeps checkpoints of graphs inside: rename it")
     added: Any = {CHECKPOINTS: (Annotated[dict[str, bytes], reducers.update], {})}
-    return dataclasses.replace(
-        fields,
-        model=create_model(fields.model.__name__, __base__=fields.model, **added),
-        inputs=(*fields.inputs, CHECKPOINTS) if inside else fields.inputs,
-        outputs=(*fields.outputs, CHECKPOINTS) if inside else fields.outputs,
-    )
+    model, passed = create_model(fields.model.__name__, __base__=fields.model, **added), (CHECKPOINTS,) * inside
+    return dataclasses.replace(fields, model=model, inputs=fields.inputs + passed, outputs=fields.outputs + passed)
 
 
 def _channel_keys(builder: Any) -> ChannelKeys:

@@ -366,11 +366,10 @@ class Conversion:
 
     def _merge(self) -> object:
         """The merge policy, named for all fields: a graph that is a node writes what it passes on, mostly unchanged."""
-        given, own = self.options.merge, dict.fromkeys(sorted(self.fields.of_last_write), "last_write_wins")
-        if isinstance(given, Mapping):
-            # A policy for some fields leaves the others as they would be without it.
-            return {"**": "raise", **own, **given}
-        return {"**": "raise", **own} if given is None else given
+        own = {"**": "raise", **dict.fromkeys(sorted(self.fields.of_last_write), "last_write_wins")}
+        given: Any = {} if self.options.merge is None else self.options.merge
+        # A policy for some fields leaves the others as they would be without it.
+        return {**own, **given} if isinstance(given, Mapping) else given
 
     def _node_options(self, name: str) -> dict[str, Any]:
         """The way in which a node is added: the options of `Graph.add_node`."""

@@ -13,7 +13,6 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from datetime import timedelta
 from functools import partial
-from types import MappingProxyType
 from typing import Annotated, Any, Literal, NamedTuple, TypeAlias, TypeVar
 
 from langchain_core.runnables import RunnableConfig
@@ -54,6 +53,7 @@ from dspyer.migrate.internals import (
     engine_configurable,
     managed_value,
     node_configurable,
+    own_configurable,
     refused_answer,
     text_of,
 )
@@ -245,20 +245,11 @@ class Surroundings:
     managed: Mapping[str, Any] = field(default_factory=dict)
 
     def config(
-        self,
-        label: str,
-        ctx: Context,
-        questions: Questions,
-        tasks: TaskCalls,
-        read: Callable[..., Any],
-        read_state: Callable[[], Any] | None = None,
-        failed: NodeError | None = None,
-        graphs: Mapping[str, Any] = MappingProxyType({}),
+        self, label: str, ctx: Context, questions: Questions, tasks: TaskCalls, read: Callable[..., Any], **more: Any
     ) -> Any:
         """The `RunnableConfig` with which LangGraph calls the code of node `label`.
 
-        `read` reads channels, `read_state` the state that a `Send` has replaced; `failed` is for error handlers, and
-        `graphs` for graphs that the code calls.
+        `read` reads channels; `more` is what this code alone finds there.
         """
         given = _resource(ctx, RunnableConfig, {})
         # What the run was given comes last, so that it may name another thread or user.
@@ -276,13 +267,13 @@ class Surroundings:
                 thread_id=configurable.get("thread_id"),
             ),
         )
-        private = node_configurable(ctx.execution, runtime, questions, tasks, (read, read_state), failed)
+        private = node_configurable(ctx.execution, runtime, questions, tasks, read)
         return {
             **given,
             "tags": list(given.get("tags", ())),
             "metadata": {**given.get("metadata", {}), "langgraph_node": label},
             "callbacks": given.get("callbacks"),
-            "configurable": {**configurable, **private, **graphs},
+            "configurable": {**configurable, **private, **more},
         }
 
     def managed_values(self, ctx: Context) -> dict[str, Any]:
@@ -590,11 +581,10 @@ class NodeCall:
         questions = Questions(self.answers, self.texts)
         self.tasks.begin()
         place = f"{self.node.place}:{self.ctx.delegate.local_id}"
+        own = own_configurable(self.failed, self._from_edge if SENT in self.state else None)
         graphs = engine_configurable(place, self.checkpoints, bool(self.asked), self.resumes)
-        read, read_state = self.node.fields.reader(self.state), self._from_edge if SENT in self.state else None
-        config = self.node.surroundings.config(
-            self.node.label, self.ctx, questions, self.tasks, read, read_state, self.failed, graphs
-        )
+        read = self.node.fields.reader(self.state)
+        config = self.node.surroundings.config(self.node.label, self.ctx, questions, self.tasks, read, **own, **graphs)
         token = var_child_runnable_config.set(config)
         asked: Any = None
         try:

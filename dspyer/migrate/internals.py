@@ -88,23 +88,8 @@ except ImportError as error:
 
 CONFIG_KEY_READ_STATE = "__pregel_read_state"  # LangGraph before 1.2.24 has no name for it
 
-__all__ = [
-    "DEFAULT_ERROR_HANDLER",
-    "AllowedTypes",
-    "ParentCommand",
-    "Questions",
-    "RunnableCallable",
-    "TaskFunction",
-    "add_message_batches",
-    "allowed_types",
-    "engine_configurable",
-    "managed_value",
-    "node_configurable",
-    "only_async",
-    "overwrite",
-    "refused_answer",
-    "text_of",
-]
+# What other files import by this one; LangGraph may move it.
+__all__ = ["DEFAULT_ERROR_HANDLER", "ParentCommand", "RunnableCallable", "TaskFunction", "add_message_batches"]
 
 
 class Questions:
@@ -169,31 +154,26 @@ def refused_answer(error: BaseException) -> tuple[str, int] | None:
 
 
 def node_configurable(
-    task: str,
-    runtime: object,
-    questions: Questions,
-    call_task: Callable[..., Any],
-    reads: tuple[Callable[..., Any], Callable[[], Any] | None],
-    failed: NodeError | None,
+    task: str, runtime: object, questions: Questions, call_task: Callable[..., Any], read: Callable[..., Any]
 ) -> dict[str, Any]:
-    """The private part of the config with which LangGraph calls a node.
+    """The private part of the config with which LangGraph calls a node or a router.
 
-    `task` is the id of the call; `call_task` makes the calls of functions with `@task`; `reads` are how code reads
-    channels, and the state that a `Send` has replaced; `failed` is what an error handler gets.
+    `task` is the id of the call; `call_task` makes the calls of functions with `@task`; `read` reads channels.
     """
-    read, read_state = reads
-    scratchpad = _scratchpad(0, questions)
     return {
         CONFIG_KEY_TASK_ID: task,
         CONFIG_KEY_CHECKPOINT_NS: task,
         CONFIG_KEY_SEND: _refuse_writes,
         CONFIG_KEY_READ: read,
-        CONFIG_KEY_READ_STATE: read_state,
         CONFIG_KEY_CALL: call_task,
         CONFIG_KEY_RUNTIME: runtime,
-        CONFIG_KEY_SCRATCHPAD: scratchpad,
-        **({} if failed is None else {CONFIG_KEY_NODE_ERROR: failed}),
+        CONFIG_KEY_SCRATCHPAD: _scratchpad(0, questions),
     }
+
+
+def own_configurable(failed: NodeError | None, read_state: Callable[[], Any] | None) -> dict[str, Any]:
+    """Return the parts for nodes: what an error handler gets, and what reads the state that a `Send` has replaced."""
+    return {CONFIG_KEY_READ_STATE: read_state, **({} if failed is None else {CONFIG_KEY_NODE_ERROR: failed})}
 
 
 def engine_configurable(place: str, saver: object, resumes: bool, answers: Mapping[str, object]) -> dict[str, Any]:
@@ -206,13 +186,9 @@ def engine_configurable(place: str, saver: object, resumes: bool, answers: Mappi
         CONFIG_KEY_CHECKPOINTER: saver,
         CONFIG_KEY_RESUMING: resumes,
         CONFIG_KEY_RESUME_MAP: answers,
-        CONFIG_KEY_STREAM: StreamProtocol(_drop, set()),  # else the stream writer of the node would not reach them
+        # Else the stream writer of the node would not reach them. What else they stream are no events of the run.
+        CONFIG_KEY_STREAM: StreamProtocol(lambda _: None, set()),
     }
-
-
-def _drop(chunk: object) -> None:
-    """Take what a graph streams beside that: its steps are no events of the run."""
-    del chunk
 
 
 def _scratchpad(left: int, questions: Questions) -> PregelScratchpad:

@@ -178,20 +178,17 @@ def check_names(
     }
     for option, given in {"nodes": nodes, "routes": routes, "goto": goto}.items():
         for name in given:
-            if name in known:
-                continue
             around = next((graph for graph in graphs if name.startswith(f"{graph}.")), None)
-            if around is not None:
-                if why := why_whole(graphs[around]):
-                    findings.problem(
-                        f"{option}= names {path + name!r}, and {path + around!r} runs whole, by LangGraph's engine: "
-                        f"{why}; replace the whole node"
-                    )
-                continue
-            findings.problem(
-                f"{option}= names {path + name!r}: the graph has no such node ({list_names(builder.nodes)})."
-                f"{suggestion(name, builder.nodes)}"
-            )
+            if name not in known and around is None:
+                findings.problem(
+                    f"{option}= names {path + name!r}: the graph has no such node ({list_names(builder.nodes)})."
+                    f"{suggestion(name, builder.nodes)}"
+                )
+            elif name not in known and around is not None and (why := why_whole(graphs[around])):
+                findings.problem(
+                    f"{option}= names {path + name!r}, and {path + around!r} runs whole, by LangGraph's engine: "
+                    f"{why}; replace the whole node"
+                )
 
 
 # --- fields

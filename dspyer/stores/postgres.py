@@ -370,8 +370,8 @@ class Postgres(SQLStore):
         address: as in `postgresql://user:password@host/database`. The password may also be where PostgreSQL's own
             programs look for it: the variable PGPASSWORD, a password file or a service file.
         schema: the schema of the tables; `?schema=` in the address names it as well.
-        connections: how many connections this process may have at once. Stores with the same server, user and number
-            share them, whatever their schemas are.
+        connections: how many connections this process may have at once, 8 by default. Stores with the same server,
+            user and number share them, whatever their schemas are.
         read_only: reads the tables, which must exist, and writes nothing.
         flush: whether each change is on the server's disk when its write returns, so that a crash of the server loses
             nothing.
@@ -727,7 +727,7 @@ class Schemas(Mapping[str, Store]):
         address: as `Postgres` takes it, without a schema.
         prefix: begins the names of the schemas: 1 to 23 letters, digits, `-` and `_`. One that begins like another
             prefix of the same database lists the schemas of that one as well.
-        connections: how many connections this process may have at once.
+        connections: how many connections this process may have at once, 8 by default.
 
     Raises:
         ValueError: the address names a schema, or does not start with `postgresql://`.
@@ -754,21 +754,18 @@ class Schemas(Mapping[str, Store]):
             label, _OfLabel(self._address, schema=self._prefix + label, connections=self._limit)
         )
 
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._labels())
-
     def __contains__(self, label: object) -> bool:
-        return label in self._labels()
+        return any(label == one for one in self)
 
     def __len__(self) -> int:
-        return len(self._labels())
+        return sum(1 for _ in self)
 
-    def _labels(self) -> list[str]:
+    def __iter__(self) -> Iterator[str]:
         with _told(f"the list of the schemas {self._prefix}..."):
             found = self._database._connections.run(
                 self._database, lambda connection: connection.execute(_SCHEMAS, [self._prefix]).fetchall()
             )
-        return sorted(filter(_LABEL.fullmatch, [name.removeprefix(self._prefix) for (name,) in found]))
+        return iter(sorted(filter(_LABEL.fullmatch, [name.removeprefix(self._prefix) for (name,) in found])))
 
     def __repr__(self) -> str:
         return f"Schemas({self._database.address!r}, prefix={self._prefix!r})"

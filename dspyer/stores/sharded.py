@@ -136,7 +136,7 @@ class Sharded(StoreAround):
     # --- what a store does
 
     def pass_on(self, name: str, /, *args: Any, **kwargs: Any) -> Any:
-        """Calls a method: of all stores, of that of a thread, or of the first that has something about a run.
+        """Calls a method: of all stores, of that of a thread or a change, or of the first that has what is asked.
 
         Example:
             >>> store = Sharded({"de": ":memory:"}, shard=lambda thread: "de")
@@ -148,6 +148,8 @@ class Sharded(StoreAround):
             for _, store in self._everywhere():
                 getattr(store, name)()
             return None
+        if isinstance(asked, Change):
+            return getattr(self._target(asked), name)(asked)
         if name in ("thread", "runs", "delete_unreachable"):
             return getattr(self._place(asked)[1], name)(*args, **kwargs)
         run = asked if isinstance(asked, str) else asked.run
@@ -164,12 +166,6 @@ class Sharded(StoreAround):
                 self._remember(label, [run])
                 return store, found
         return None
-
-    def write(self, change: Change) -> int:
-        return self._target(change).write(change)
-
-    def write_now(self, change: Change) -> bool:
-        return self._target(change).write_now(change)
 
     def _target(self, change: Change) -> Store:
         thread = change.thread or (change.run.thread if change.run else "")

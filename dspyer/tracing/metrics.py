@@ -12,7 +12,7 @@ from __future__ import annotations
 import logging
 import os
 import time
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import lru_cache, partial
@@ -67,14 +67,13 @@ class Metrics(Layer):
             make(name, [partial(self._observed, name, attributes.split())], unit, text)
 
     def forget_runs(self) -> None:
-        """In a forked process: the runs are its parent's, of which another thread may have held the lock."""
-        self._lock = RLock()  # a handler of a signal may ask for the numbers
+        """In a forked process: the runs are its parent's."""
         self._open: dict[Any, int] = {}  # how many commits of each run are counted, or were made before
         self._values.update({key: 0 for key in self._values if key[0] == ACTIVE})
 
     def add(self, amount: float, name: str, *attributes: str) -> None:
         """Counts."""
-        with self._lock:
+        with _lock:
             self._values[name, *attributes] += amount
 
     @contextmanager
@@ -94,7 +93,7 @@ class Metrics(Layer):
             self._end(run, graph)
 
     def _end(self, run: Any, graph: str) -> None:
-        with self._lock:
+        with _lock:
             if run not in self._open:
                 return  # it is that of a parent process
             self._count(run)
@@ -112,24 +111,19 @@ class Metrics(Layer):
             _warn(f"OpenTelemetry could not record the duration of a run: {error_text(error)}")
 
     def _count(self, run: Any) -> None:
-        """Counts the commits of a run since the last time."""
+        """Counts the commits of a run since the last time; called with the lock."""
         log, graph = (run.run if run.log is None else run.log.run).log, run.graph
-        steps, errors = Counter[str](), Counter[str]()
         for entry in islice(log, self._open[run], None):
+            self._open[run] += 1
             commit, node = entry.commit, graph.nodes.get(entry.commit.node)
-            if node is None:
-                continue  # the inputs, or a join
-            steps[commit.node] += 1
-            if commit.failed_attempts or commit.failure or node.mapped:
+            if node is not None:  # else the inputs, or a join
                 items = commit.patch.get(node.mapped.failures, ()) if node.mapped else ()
-                errors[commit.node] += len(commit.failed_attempts) + (commit.failure is not None) + len(items)
-        self._open[run] = len(log)
-        for name, count in steps.items():
-            self.add(count, "dspyer.steps", graph.name, name)
-            self.add(errors[name], "dspyer.node.errors", graph.name, name)
+                failed = len(commit.failed_attempts) + (commit.failure is not None) + len(items)
+                self._values["dspyer.steps", graph.name, commit.node] += 1
+                self._values["dspyer.node.errors", graph.name, commit.node] += failed
 
     def _observed(self, name: str, attributes: list[str], _: object) -> list[metrics.Observation]:
-        with self._lock:
+        with _lock:
             for run in list(self._open):  # others begin meanwhile
                 self._count(run)
             found = [(key[1:], value) for key, value in self._values.items() if key[0] == name]
@@ -152,7 +146,7 @@ class LMCounts(Subscriber):
             self._add(cost, "dspyer.cost", *of)
 
 
-_making = RLock()
+_lock = RLock()  # a handler of a signal may ask for the numbers
 _made: list[Metrics] = []  # of the provider: a program sets one
 
 
@@ -160,11 +154,9 @@ def metrics_here() -> list[Metrics]:
     """The numbers of the program's meter provider; none if it has set none."""
     try:
         provider = metrics.get_meter_provider()
-        if _made and _made[0].provider is provider:
-            return _made
         if type(provider).__module__.startswith("opentelemetry.metrics"):
             return []  # of the API itself, which counts nothing
-        with _making:
+        with _lock:
             if not _made or _made[0].provider is not provider:
                 _made[:] = [Metrics(provider)]
             return _made
@@ -190,8 +182,8 @@ def _warn(text: str) -> None:
 
 
 def _after_fork() -> None:
-    global _making  # noqa: PLW0603 - another thread of the parent may have held it
-    _making = RLock()
+    global _lock  # noqa: PLW0603 - another thread of the parent may have held it
+    _lock = RLock()
     for numbers in _made:
         numbers.forget_runs()
 

@@ -87,6 +87,8 @@ def work(setting: Setting, name: str) -> None:
     tasks.program = setting.program(setting.address)
     for task in (tasks.advance, tasks.answer):
         task.retry_strategy.wait = setting.wait
+    put_off = tasks.advance.configure
+    tasks.advance.configure = lambda schedule_in: put_off(schedule_in={"milliseconds": 1000 * setting.wait})
     worker_log = logging.getLogger("procrastinate.worker")
     worker_log.setLevel(logging.DEBUG)
     worker_log.addHandler(Told(setting.notes))
