@@ -396,7 +396,7 @@ class Conversion:
         if isinstance(runnable, CompiledStateGraph):
             text = f"is a graph that LangGraph's engine runs whole, since {why_whole(runnable)}"
         elif read_code(runnable).values(CompiledStateGraph):
-            text = "calls a graph, which LangGraph's engine runs whole"
+            text = "holds a graph, which LangGraph's engine runs whole when it is called"
         else:
             return
         text += ": it is one commit, nothing in it is tuned, and returned keys that are no fields are dropped"
