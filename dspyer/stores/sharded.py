@@ -45,7 +45,7 @@ class Sharded(StoreAround):
         shard: returns the label of a thread by its name, and by nothing else: it must return the same for good.
 
     Raises:
-        ValueError: if there are no stores, or one has an address that is none.
+        ValueError: if there are no stores, two labels have one, or one has an address that is none.
         StoreError: (when a thread is used) if `shard` fails, or returns no label of `stores`.
 
     Example:
@@ -72,6 +72,9 @@ class Sharded(StoreAround):
         self._places: dict[str, str] = {}  # by id of a run, a label
         if isinstance(stores, PLAIN) and not self._shown():  # another mapping may be empty now and grow
             raise ValueError("stores={}: give one store at least, by label")
+        given = [store for store in stores.values() if store != ":memory:"] if isinstance(stores, PLAIN) else []
+        if len({*given}) < len(given):  # lists would have its threads twice
+            raise ValueError("two labels have one store: let shard return one label for the threads of both")
 
     @property
     def address(self) -> str:
@@ -153,24 +156,23 @@ class Sharded(StoreAround):
         if name in ("thread", "runs", "delete_unreachable"):
             return getattr(self._place(asked)[1], name)(*args, **kwargs)
         run = asked if isinstance(asked, str) else asked.run
-        found = self._found(run, lambda store: getattr(store, name)(*args, **kwargs))
-        return found[1] if found else [] if name == "rows" else None
+        return self._found(run, lambda store: getattr(store, name)(*args, **kwargs), [] if name == "rows" else None)
 
-    def _found(self, run: str, read: Callable[[Store], Any]) -> tuple[Store, Any] | None:
-        """The store that has something about a run, and what was read there; None if none has.
+    def _found(self, run: str, read: Callable[[Store], Any], none: Any) -> Any:
+        """Return what was read about a run in the store that has it; `none` if none has.
 
         It goes on to the others even if it is remembered where the run was: it may have been deleted, and loaded there.
         """
         for label, store in self._candidates(run):
             if found := read(store):
                 self._remember(label, [run])
-                return store, found
-        return None
+                return found
+        return none
 
     def _target(self, change: Change) -> Store:
         thread = change.thread or (change.run.thread if change.run else "")
-        found = None if thread else self._found(change.rows_of, lambda store: store.run(change.rows_of))
-        return self._place(thread)[1] if found is None else found[0]
+        found = None if thread else self._found(change.rows_of, lambda store: store.run(change.rows_of) and store, None)
+        return found or self._place(thread)[1]
 
     def threads(self, after: str = "", limit: int | None = None, idle: float | None = None) -> list[str]:
         found = [store.threads(after, limit, idle) for _, store in self._everywhere()]
@@ -180,7 +182,7 @@ class Sharded(StoreAround):
         if query.thread is not None:
             return self._place(query.thread)[1].list_runs(query)
         if query.run is not None:
-            return (self._found(query.run, lambda store: store.list_runs(query)) or (None, []))[1]
+            return list(self._found(query.run, lambda store: store.list_runs(query), ()))
         places = list(self._everywhere())
         found = [self._listed_in(*place, query, query.limit // len(places) + 1) for place in places]
         return list(islice(merge(*found, key=lambda one: one.place, reverse=True), query.limit))

@@ -577,16 +577,6 @@ def test_a_damaged_body_is_named_and_its_blob_is_deleted_with_its_thread(store: 
     assert _execute(postgres, sql.SQL("SELECT FROM {s}.ref UNION ALL SELECT FROM {s}.blob").format(s=schema)) == []
 
 
-def test_a_released_thread_keeps_when_it_was_released(store: Postgres, postgres: str) -> None:
-    """By the clock of the server; the same of a thread that never had an owner."""
-    store.write(begin("t", "r", 1))
-    store.write(append("t", "r", 1)._replace(lease=0.0))
-    store.write(copy_thread("copy", Point("r", 0)))
-    schema = _schema(postgres)
-    text = "SELECT name, owner, lease_until BETWEEN now() - interval '1 minute' AND now() FROM {}.thread ORDER BY name"
-    assert _execute(postgres, sql.SQL(text).format(schema)) == [(b"copy", None, True), (b"t", None, True)]
-
-
 def test_ids_of_blobs_that_are_no_hexadecimal_digits_are_refused(store: Postgres) -> None:
     store.write(begin("t", "r", 1))
     for name in ("x", "AB", "a b", "abc", ""):
