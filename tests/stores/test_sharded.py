@@ -282,7 +282,13 @@ def test_a_thread_without_a_store_starts_no_node() -> None:
         called.append(1)
         return {}
 
-    for stores, wrong in (({}, "one store at least"), ({"a": "mysql://db"}, "no store of kind 'mysql'")):
+    cases: list[tuple[dict[str, Store | str], str]] = [
+        ({}, "one store at least"),
+        ({"a": "mysql://db"}, "no store of kind 'mysql'"),
+        (dict.fromkeys("ab", "a.db"), "two labels have one store"),
+        (dict.fromkeys("ab", Memory()), "two labels have one store"),
+    ]
+    for stores, wrong in cases:
         with pytest.raises(ValueError, match=wrong):
             Sharded(stores, first_letter)
     for shard, message in REFUSED:
