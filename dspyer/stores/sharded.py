@@ -165,7 +165,7 @@ class Sharded(StoreAround):
         """
         for label, store in self._candidates(run):
             if found := read(store):
-                self._remember(label, [run])
+                self._remember(label, [run, ""])  # "": its blobs are looked for there first
                 return found
         return none
 
