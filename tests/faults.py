@@ -472,8 +472,8 @@ FAULTS: tuple[Fault, ...] = (
     Fault(
         name="an_answer_given_again_to_the_next_question",
         file="dspyer/migrate/converted_node.py",
-        old="        self.resumes = {}  # an id stands",
-        new="        self.resumes = dict(self.resumes)  # an id stands",
+        old="        self.resumes = GivenAnswers()  # an id stands",
+        new="        # an id stands",
         loss="in a graph that LangGraph runs whole, one answer may answer two questions",
         tests=("tests/migrate/test_nested_graphs.py",),
     ),

@@ -30,6 +30,7 @@ from tenacity import wait_exponential, wait_random
 from dspyer import END, Command, Context, ImmutableState, Retry, Send
 from dspyer.errors import (
     AnswerError,
+    ChangedGraphError,
     GraphError,
     NodeOutputError,
     NodeTimeoutError,
@@ -57,7 +58,7 @@ from dspyer.migrate.internals import (
     refused_answer,
     text_of,
 )
-from dspyer.migrate.nested_graphs import CHECKPOINTS, Checkpoints
+from dspyer.migrate.nested_graphs import CHECKPOINTS, Checkpoints, GivenAnswers
 from dspyer.migrate.unsupported import ASKS, LEAVES_BY_COMMAND, OF_TASKS, RAISES, Findings, task_policies
 from dspyer.nodes.binding import find_resource, value_of_run
 from dspyer.nodes.node import SENT, Goto
@@ -562,7 +563,7 @@ class NodeCall:
         self.tasks = TaskCalls(ctx, node.name)
         self.checkpoints = Checkpoints(node.allowed)
         self.checkpoints.load(state.get(CHECKPOINTS, {}))
-        self.resumes: dict[str, object] = {}  # the answers to the last questions of graphs, by id
+        self.resumes = GivenAnswers()  # the answers to the last questions of graphs, by id
         # Questions that were asked before are asked again first, in their order, with the texts that they had.
         while True:
             if (kept := ctx.delegate.host.records.effects.get(self._kept_at)) is not None:
@@ -601,6 +602,11 @@ class NodeCall:
             self.take(langgraph_types.Command(update=command.update, goto=command.goto))
         finally:
             var_child_runnable_config.reset(token)
+        for which in self.resumes.unread:
+            raise ChangedGraphError(
+                f"{self.who}: the graph that asked question {self._key_of(which)!r} has no such node any more, and its "
+                "answer would be lost: resume the thread with the code that asked it"
+            )
         if asked is not None:
             self._ask(asked, questions)
 
@@ -630,7 +636,7 @@ class NodeCall:
 
     def _answer_all(self, questions: Sequence[Any]) -> None:
         """Keep the answers to the next questions, which are asked one by one; the run waits where there is none."""
-        self.resumes = {}  # an id stands for one question of its task, and later for the next one
+        self.resumes = GivenAnswers()  # an id stands for one question of its task, and later for the next one
         for which, text, schema in questions:
             answer = self.ctx.interrupt(self._key, text, answer_type(schema))
             self.asked.append(which)
@@ -645,13 +651,16 @@ class NodeCall:
         refused = next((one for one in refused_answer(error) or () if one in self.asked), None)
         if refused is None:
             return
-        key, attempt = f"{self.node.name}-{self.asked.index(refused)}", self.ctx.delegate
+        key, attempt = self._key_of(refused), self.ctx.delegate
         # Before the error: a resume must find the question open.
         attempt.host.records.retract_answer(RecordKey(attempt.local_id, key))
         raise AnswerError(
             f"the answer to question {key!r} of {self.who} does not fit its response_schema: "
             f"{refusal_text(error, 'answer')}. The question is open"
         )
+
+    def _key_of(self, asked: str | int) -> str:
+        return f"{self.node.name}-{self.asked.index(asked)}"
 
     @property
     def _key(self) -> str:

@@ -153,6 +153,22 @@ class Checkpoints(InMemorySaver):
         return super().get_delta_channel_history(config=_without_thread(config), **options)
 
 
+class GivenAnswers(dict[str, object]):
+    """The answers to questions of graphs, by id, which LangGraph leaves unread where no node asks any more."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.unread: set[str] = set()
+
+    def __setitem__(self, which: str, answer: object) -> None:
+        super().__setitem__(which, answer)
+        self.unread.add(which)
+
+    def __getitem__(self, which: str) -> object:
+        self.unread.discard(which)
+        return super().__getitem__(which)
+
+
 def _without_thread(config: RunnableConfig) -> RunnableConfig:
     """A config of the place alone: LangGraph would keep the thread, and what else the caller has configured."""
     given = config.get("configurable", {})

@@ -45,7 +45,7 @@ class Sharded(StoreAround):
         shard: returns the label of a thread by its name, and by nothing else: it must return the same for good.
 
     Raises:
-        ValueError: if there are no stores, or one has an address that is none.
+        ValueError: if there are no stores, two labels have one, or one has an address that is none.
         StoreError: (when a thread is used) if `shard` fails, or returns no label of `stores`.
 
     Example:
@@ -72,6 +72,9 @@ class Sharded(StoreAround):
         self._places: dict[str, str] = {}  # by id of a run, a label
         if isinstance(stores, PLAIN) and not self._shown():  # another mapping may be empty now and grow
             raise ValueError("stores={}: give one store at least, by label")
+        given = [store for store in stores.values() if store != ":memory:"] if isinstance(stores, PLAIN) else []
+        if len({*given}) < len(given):  # lists would have its threads twice
+            raise ValueError("two labels have one store: let shard return one label for the threads of both")
 
     @property
     def address(self) -> str:
@@ -162,7 +165,7 @@ class Sharded(StoreAround):
         """
         for label, store in self._candidates(run):
             if found := read(store):
-                self._remember(label, [run])
+                self._remember(label, [run, ""])  # "": its blobs are looked for there first
                 return found
         return none
 

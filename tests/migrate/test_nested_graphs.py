@@ -25,9 +25,10 @@ from langgraph.prebuilt import ToolNode
 from langgraph.types import Command, Send, interrupt
 from pydantic import BaseModel
 
-from dspyer.errors import GraphError, InputError, MergeConflictError, StateError
+from dspyer.errors import ChangedGraphError, GraphError, InputError, MergeConflictError, StateError
 from dspyer.events import Emitted
 from dspyer.migrate import explain_langgraph, from_langgraph, langgraph_inputs
+from dspyer.stores import Memory
 from tests.log.failing import FailingSQLite, kill
 from tests.log.processes import end_of, fork
 from tests.migrate.cases import Seen, plain
@@ -323,6 +324,22 @@ def test_what_a_graph_remembers_was_true_at_the_commit() -> None:
     both = from_langgraph(graph, merge={"word": "last_write_wins"}).compile(answers={"x-0": "yes"})
     with pytest.raises(MergeConflictError, match="langgraph_checkpoints"):
         both.run({"word": "w"}).raise_error()
+
+
+def test_an_answer_that_no_node_inside_takes_is_an_error() -> None:
+    """LangGraph ends such a run without the answer; here the code that asked takes it, and the other one says so."""
+
+    def thread(ask: str) -> Any:
+        builder = StateGraph(Notes).add_node(ask, lambda state: {"word": interrupt("ok?")})
+        inner = edges(builder, f"^ {ask}").compile(checkpointer=True)
+        return from_langgraph(around(inner, Seen())).compile(store=store).thread("t")
+
+    store = Memory()
+    thread("old").run({"word": "w"})
+    run = thread("new").resume({"x-0": "yes"})
+    assert isinstance(run.error, ChangedGraphError)
+    assert "node 'x': the graph that asked question 'x-0' has no such node any more" in str(run.error)
+    assert thread("old").resume().state["word"] == "yes"
 
 
 def test_nodes_inside_find_what_they_found_in_langgraph() -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import pickle
 from collections import Counter, UserDict
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from itertools import count
 from pathlib import Path
@@ -20,7 +20,7 @@ from pydantic import BaseModel
 from dspyer import END, START, Archive, CompiledGraph, Context, Graph
 from dspyer.errors import DspyerError, StoreError, ThreadError
 from dspyer.stores import Memory, Sharded, Store
-from dspyer.stores.base import Change, DeletionReport, ListedRun, Point, RunQuery, RunRow, StoreAround
+from dspyer.stores.base import Change, DeletionReport, ListedRun, Point, Row, RunQuery, RunRow, StoreAround
 from dspyer.stores.encrypted import Encrypted
 from dspyer.testing import StoreConformance, clock
 from tests.stores import postgres_server
@@ -54,6 +54,10 @@ class Counted(StoreAround):
 def counted(stores: dict[str, Store]) -> tuple[Sharded, Counter[str]]:
     calls = Counter[str]()
     return Sharded({label: Counted(store, label, calls) for label, store in stores.items()}, first_letter), calls
+
+
+def refs(row: Row) -> Sequence[str]:
+    return row.content.refs if row.content is not None else ()
 
 
 class Sum(BaseModel):
@@ -224,6 +228,7 @@ def test_what_concerns_one_thread_asks_one_store() -> None:
     calls.clear()
     assert first.run(listed.run.id) == listed.run
     assert [row.seq for row in first.rows(listed.run.id)] == list(range(listed.last + 1))
+    assert first.blobs([ref for row in first.rows(listed.run.id) for ref in refs(row)])
     assert {*calls} == {"b"}
 
 
@@ -282,7 +287,13 @@ def test_a_thread_without_a_store_starts_no_node() -> None:
         called.append(1)
         return {}
 
-    for stores, wrong in (({}, "one store at least"), ({"a": "mysql://db"}, "no store of kind 'mysql'")):
+    cases: list[tuple[dict[str, Store | str], str]] = [
+        ({}, "one store at least"),
+        ({"a": "mysql://db"}, "no store of kind 'mysql'"),
+        (dict.fromkeys("ab", "a.db"), "two labels have one store"),
+        (dict.fromkeys("ab", Memory()), "two labels have one store"),
+    ]
+    for stores, wrong in cases:
         with pytest.raises(ValueError, match=wrong):
             Sharded(stores, first_letter)
     for shard, message in REFUSED:
