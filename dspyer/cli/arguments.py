@@ -168,6 +168,10 @@ class BudgetOptions(NamedTuple):
     seconds: Annotated[float | None, typer.Option("--budget-seconds", metavar="N", help="Most seconds to take.")] = None
 
 
+PROGRAM = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*")
+"""MODULE:NAME, as no address is written."""
+
+
 class CommonOptions(NamedTuple):
     """The options of all commands: where the runs are, and how a command prints."""
 
@@ -177,7 +181,8 @@ class CommonOptions(NamedTuple):
             "--store",
             envvar="DSPYER_STORE",
             metavar="ADDRESS",
-            help="Where the runs are: the path of an SQLite file, or postgresql://...",
+            help="Where the runs are: the path of an SQLite file, or postgresql://...; to read, also MODULE:NAME of a "
+            "program with a store.",
         ),
     ] = None
     key_file: Annotated[
@@ -196,6 +201,11 @@ class CommonOptions(NamedTuple):
         """The archive of the store, that of a program if one is given, opened for reading."""
         from dspyer.cli.store_access import open_archive
 
+        # A store over others has no address: its program leads to it.
+        if program is None and PROGRAM.fullmatch(self.store or "") and not Path(self.store or "").exists():
+            from dspyer.cli.programs import program_on
+
+            program = program_on(self.store or "", self._replace(store=None))
         return open_archive(self, program)
 
     def show(self, record: Record, print_it: Callable[[Any], object]) -> None:

@@ -44,7 +44,7 @@ from dspyer.values.scalars import is_whole_number
 # No module of a node may have these names besides those of `dspy.Module`: it becomes an attribute of the program, which
 # needs them itself, or DSPy's optimizers set them on it. `save` writes its own entry "metadata" beside the predictors.
 _ATTRIBUTES = (
-    *("thread", "threads", "recover", "forward", "aforward", "metadata", "callbacks", "history"),
+    *("thread", "threads", "recover", "delete", "forward", "aforward", "metadata", "callbacks", "history"),
     *("run", "arun", "stream", "astream", "graph", "with_resources", "with_executor"),
     *("score", "simba_idx", "candidate_programs", "trial_logs", "total_calls", "prompt_model_total_calls"),
     *("mb_candidate_programs", "results_best", "results_latest", "detailed_results", "flag_compilation_error_occurred"),

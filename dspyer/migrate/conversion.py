@@ -11,6 +11,7 @@ from functools import cached_property
 from typing import Any, Literal
 
 import dspy
+from langchain_core.tools import StructuredTool
 from langgraph.constants import END, START
 from langgraph.graph.state import CompiledStateGraph, StateGraph
 from pydantic import BaseModel, ValidationError
@@ -36,7 +37,7 @@ from dspyer.migrate.converted_node import (
 from dspyer.migrate.graph_edges import GraphEdges, note_what_is_left_out
 from dspyer.migrate.internals import DEFAULT_ERROR_HANDLER, AllowedTypes, allowed_types, data_channels, only_async
 from dspyer.migrate.langgraph_report import LangGraphReport, make_report, replaced_text
-from dspyer.migrate.nested_graphs import CHECKPOINTS, classes_named, graphs_inside, why_whole
+from dspyer.migrate.nested_graphs import CHECKPOINTS, classes_named, graphs_inside, runnables_of, why_whole
 from dspyer.migrate.unsupported import Findings, FoundNode, check_graph, check_names, graph_problem
 from dspyer.scheduler import topology
 from dspyer.schema.fields import refusal_text
@@ -109,7 +110,8 @@ def from_langgraph(
         validate: whether values are validated by the annotations of the state; if not, all fields are `Any`.
         extra: what happens to a returned key that is no field: `"error"`, or `"drop"` as LangGraph does. Of a node
             that calls a graph of LangGraph it is always dropped.
-        asynchronous: whether nodes with an async form are called by it, those that have a sync form too.
+        asynchronous: whether nodes with an async form are called by it, those that have a sync form too. Nodes and
+            tools that have no other are always.
         merge: what a join does with a conflict, as in `Graph(merge=)`.
 
     Returns:
@@ -443,9 +445,9 @@ class Conversion:
 
     def _node(self, name: str) -> ConvertedNode:
         spec, handler = self.builder.nodes[name], self.builder.nodes.get(self.edges.handler(name))
-        asynchronous = self.options.asynchronous or only_async(spec.runnable)
+        asynchronous = self.options.asynchronous or _awaits(spec.runnable)
         if handler is not None:  # LangGraph has timeouts for async nodes alone
-            asynchronous = asynchronous or only_async(handler.runnable) or spec.timeout is not None
+            asynchronous = asynchronous or _awaits(handler.runnable) or spec.timeout is not None
         kind = AsyncConvertedNode if asynchronous else ConvertedNode
         node = kind(
             name=self.targets.names[name],
@@ -530,6 +532,14 @@ class Conversion:
             leads_to=NamedTargets(frozenset(self._followed(source)), f"routes={{{self.path + source!r}: [...]}}"),
             surroundings=self._surroundings,
         )
+
+
+def _awaits(runnable: Any) -> bool:
+    """Return whether a node is async code alone, or holds a tool that is, as those of an MCP server are."""
+    if isinstance(runnable, CompiledStateGraph):
+        return any(map(_awaits, runnables_of(runnable)))
+    tools = read_code(runnable).values(StructuredTool)
+    return only_async(runnable) or any(use.value.func is None for use in tools)
 
 
 def _copied(builder: Any) -> Any:

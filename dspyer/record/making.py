@@ -908,10 +908,7 @@ def items_of(steps: RunSteps, ending: RunEnding, node: str) -> Items:
 
 def _committed(graph: DrawnGraph, entry: LogEntry, node: str) -> Items:
     """The items of the map that an entry of the log has committed."""
-    results, failures = dict[int, Any](), dict[int, Failure]()
-    for index, failure, result in items_of_commit(graph, graph.maps[node], entry.commit, entry.state):
-        if failure is None:
-            results[index] = thaw(result)
-        else:
-            failures[index] = failure
+    items = list(items_of_commit(graph, graph.maps[node], entry.commit, entry.state))
+    results = {index: thaw(result) for index, failure, result in items if failure is None}
+    failures = {index: failure for index, failure, _ in items if failure is not None}
     return Items(node, len(results) + len(failures), len(results), len(failures), 0, results, failures)

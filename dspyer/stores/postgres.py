@@ -468,7 +468,7 @@ class Postgres(SQLStore):
             return work((PostgresSession if ready else _NoTables)(connection, self._schema))
 
         def again(connection: Connection) -> T:
-            for _ in range(TRIES):
+            for _ in range(20 * TRIES):  # a drop may come between the making of the tables and the write each time
                 with suppress(psycopg.errors.UndefinedTable, psycopg.errors.InvalidSchemaName):
                     return prepared(connection)
                 self._prepared = False  # the schema was dropped since

@@ -51,6 +51,10 @@ def test_the_first_line_is_the_address(stored: Command, arguments: list[str], mo
         monkeypatch.delenv("DSPYER_STORE")
         assert stored("run", SHARDED, "--thread", "u-1", "--input", '{"text": "a"}', "--json").code == 3
         elsewhere = {"u-1"}
+        shown = stored("runs", "--store", SHARDED, "--json").records
+        assert {info["thread"] for info in shown} == {"t-3", "t-2", "t-1", "u-1"}
+        no_store = stored("runs", "--store", "tests.cli.orders:program")
+        assert (no_store.code, "no store: give --store" in no_store.err) == (2, True)
     with inspecting(*arguments) as line:
         address, _, token = line.strip().partition("#token=")
         answer = httpx.get(f"{address}api/runs", headers={"X-Dspyer-Token": token}, timeout=20)

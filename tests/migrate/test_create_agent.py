@@ -314,6 +314,9 @@ FORMS: dict[str, Agent] = {
     "prompt and name": Agent(options={"system_prompt": "Be brief.", "name": "desk"}),
     "two tools that ask": Agent(tools=[asking, asking_too], answers=["yes", "one", "two"]),
     "injected": Agent(tools=[add, injected]),
+    "async tools in a node with a memory": Agent(
+        HUMAN, tools=[awaited, send], around=with_memory, answers=[APPROVE, APPROVE], asynchronous=True
+    ),
     "async tools": Agent(HUMAN, tools=[awaited, send], answers=[APPROVE, APPROVE], asynchronous=True),
     "a node": Agent(HUMAN, around=as_node, answers=[APPROVE, EDIT]),
     "a node with a memory": Agent(HUMAN, around=with_memory, answers=[APPROVE, EDIT]),
@@ -348,7 +351,7 @@ def test_three_turns_are_those_of_langchain(name: str, tmp_path: Path) -> None:
     (there, its_model), (here, our_model) = made(row), made(row)
     app = getattr(there, "builder", there).compile(checkpointer=InMemorySaver())
     config: Any = {"configurable": {"thread_id": "t"}}
-    graph = from_langgraph(here, context=row.context, asynchronous=row.asynchronous)
+    graph = from_langgraph(here, context=row.context)
     thread = graph.compile(store=tmp_path / "t.db" if "strategy" in name else ":memory:").thread("t")
     left, left_here = list(row.answers), list(row.answers)
 
