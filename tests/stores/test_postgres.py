@@ -178,15 +178,17 @@ def test_a_write_is_repeated_only_once(store: Postgres, far: Postgres, between: 
 
 def test_reads_and_deletions_are_repeated_after_a_lost_connection(far: Postgres, between: Proxy) -> None:
     far.write(begin("t", "r", 2))
+    days, label = Schemas(between.address, prefix="test_"), far._schema.removeprefix("test_")
     before = far.rows("r")
     work: dict[str, Callable[[], bool]] = {
         "rows": lambda: far.rows("r") == before,
         "thread": lambda: far.thread("t") is not None,
         "blobs": lambda: far.blobs(["00"]) == {},
-        "remove": lambda: far.delete(["t"]) is not None and far.threads() == [],
+        "remove": lambda: far.delete(["t", "u"])[:3] == (("t",), 1, 2) and far.threads() == [],
+        "drop": lambda: days.drop(label) and not days.drop(label),
     }
     for name, does in work.items():
-        between.cut(AFTER, b"SELECT" if name != "remove" else b"COMMIT")
+        between.cut(AFTER, b"COMMIT\0" if name in ("remove", "drop") else b"SELECT")
         assert does(), name
         assert not between.armed, name
 
