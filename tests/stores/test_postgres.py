@@ -28,7 +28,7 @@ from dspyer.stores import open_store
 from dspyer.stores.base import Change, Point, Row, Snapshot
 from dspyer.stores.content import Content
 from dspyer.stores.postgres import Postgres, Schemas, split_address
-from dspyer.testing.store_samples import BLOB, OTHER_BLOB, append, begin, content, copy_thread, owner, row, rows
+from dspyer.testing.store_samples import BLOB, OTHER_BLOB, append, begin, content, owner, row, rows
 from tests.rows import each
 from tests.stores.proxy import AFTER, BEFORE, Proxy, proxy
 
@@ -376,7 +376,7 @@ def test_concurrent_deletions_around_one_run_do_not_deadlock(store: Postgres) ->
                 store.delete([f"base {turn}"])
             elif number > 6:
                 with suppress(ValueError):
-                    store.write(copy_thread(f"copy {turn}-{number}", Point(f"b{turn}", 1)))
+                    store.write(Change(f"copy {turn}-{number}", head=Point(f"b{turn}", 1)))
             else:
                 store.delete([f"t{turn}-{number}"])
 
