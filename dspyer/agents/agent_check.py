@@ -112,7 +112,13 @@ class ReflectionFinder(Node):
 
     def script(self, call: Call) -> Script[Reply]:
         """Ask it."""
-        found = yield filled(ModuleStep(self._predictor(call), self.read_inputs(call)), self.templates), call
+        own = self._asked(call)
+        # A copy, whose signature and demos are others: the module of the program is shared by runs of other threads.
+        asked = copy.copy(own)
+        # Demos of turns are none of a check.
+        asked.signature, asked.demos = self._signature(own.signature, call.state), []
+        set_apart(asked)
+        found = yield filled(ModuleStep(asked, self.read_inputs(call)), self.templates), call
         return Reply({PROBLEMS: found[PROBLEMS]})
 
     def read_inputs(self, call: Call) -> dict[str, Any]:
@@ -125,15 +131,6 @@ class ReflectionFinder(Node):
         """The predictor of the mode."""
         # Of the turn and not of the field `mode`, which a handoff in the same turn may have changed.
         return getattr(call.program, self.mode or last_turn(call.state.raw(MESSAGES)).mode)
-
-    def _predictor(self, call: Call) -> Any:
-        own = self._asked(call)
-        # A copy, whose signature and demos are others: the module of the program is shared by runs of other threads.
-        asked = copy.copy(own)
-        # Demos of turns are none of a check.
-        asked.signature, asked.demos = self._signature(own.signature, call.state), []
-        set_apart(asked)
-        return asked
 
     def _signature(self, own: type[dspy.Signature], state: ImmutableState) -> type[dspy.Signature]:
         """The signature of the predictor with other fields: its instructions may have been tuned."""

@@ -526,7 +526,7 @@ class ToolNode(Node):
             return self._error(call, error)
         made, verdict = yield from self._checked(call, args, parsed, self.parsed)
         if isinstance(made, str):
-            return self._result(call, made, True)
+            return Reply({MESSAGES: self._message(call, made, True)})
         # An effect is made again only as another call: nothing says that the same one would do better.
         if verdict.problems and not (self.spec.effect and verdict.args is None):
             made, verdict = yield from self._repeated(call, args, made, verdict)
@@ -551,7 +551,10 @@ class ToolNode(Node):
     def _made(self, call: Call, args: Mapping[str, Any], parsed: Mapping[str, Any]) -> Script[ToolOutcome | str]:
         """Ask, if the call needs approval, and make it; a text says that it was refused."""
         if self.approval is not None and self.approval.asks(call, parsed):
-            asked = AskedCall(self.name, args, _call_of(call)["id"], self._schema)
+            known = self.spec.tool.args or {}
+            required = [one for one in known if one in self.spec.required]
+            schema = {"type": "object", "properties": known, "required": required}
+            asked = AskedCall(self.name, args, _call_of(call)["id"], schema)
             given = call.context.delegate.interrupt(self.name, asked.text(), self.answer_types[self.name], asked)
             answer = given if isinstance(given, Approval) else Approval(given)
             if not answer.ok:
@@ -634,12 +637,6 @@ class ToolNode(Node):
             return parsed
         return self.action.with_session(call, parsed, _call_of(call)["id"])
 
-    @property
-    def _schema(self) -> JsonDict:
-        """The JSON schema of the arguments."""
-        known = self.spec.tool.args or {}
-        return {"type": "object", "properties": known, "required": [one for one in known if one in self.spec.required]}
-
     def parsed(self, args: Mapping[str, Any]) -> dict[str, Any]:
         """The arguments of a call as values of their types; raises `ValueError` for wrong ones."""
         tool = self.spec.tool
@@ -682,10 +679,7 @@ class ToolNode(Node):
         # The request may have arrived though no answer came.
         unsure = self.spec.effect and isinstance(error, (TimeoutError, ConnectionError))
         action = "it may have happened: find out before you try again" if unsure else ""
-        return self._result(call, short_error(error, step=self.name, action=action), True)
-
-    def _result(self, call: Call, value: Any, error: bool = False) -> Reply:
-        return Reply({MESSAGES: self._message(call, value, error)})
+        return Reply({MESSAGES: self._message(call, short_error(error, step=self.name, action=action), True)})
 
     def _message(self, call: Call, value: Any, error: bool, problems: Sequence[str] = ()) -> dict[str, Any]:
         edited = call.context.delegate.edited

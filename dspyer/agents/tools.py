@@ -10,6 +10,7 @@ import warnings
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import KW_ONLY, dataclass, field, replace
 from functools import cached_property, partial
+from types import SimpleNamespace
 from typing import Any, Literal, NamedTuple, TypeAlias, get_type_hints
 
 import dspy
@@ -214,16 +215,13 @@ class Mode:
         if not all(isinstance(name, str) for name in names):
             raise GraphError(f"Mode(..., to={brief(given)}): give the names of modes, to=['work']")
         object.__setattr__(self, "to", tuple(dict.fromkeys(names)))
-        object.__setattr__(self, "tools", _tool_list(self.tools))
+        tools: Any = self.tools
+        # A set has another order in every process, and the order is part of the prompt.
+        if isinstance(tools, Mapping | str | set | frozenset) or not isinstance(tools, Iterable):
+            raise GraphError(f"tools={brief(tools)}: give a list of tools, tools=[...]")
+        object.__setattr__(self, "tools", tuple(tools))
         if isinstance(self.config, Mapping):  # another type is refused with the rest, by `_check_types`
             object.__setattr__(self, "config", dict(self.config))
-
-
-def _tool_list(tools: Any) -> tuple[Any, ...]:
-    # A set has another order in every process, and the order is part of the prompt.
-    if isinstance(tools, Mapping | str | set | frozenset) or not isinstance(tools, Iterable):
-        raise GraphError(f"tools={brief(tools)}: give a list of tools, tools=[...]")
-    return tuple(tools)
 
 
 def as_tools(tools: Iterable[Any]) -> tuple[ToolSpec, ...]:
@@ -335,16 +333,12 @@ class AgentPlan:
 # --- what is wrong with the options
 
 
-def _option_problems(spec: ToolSpec) -> Iterator[str]:
-    who, name = f"tool {spec.name!r}", spec.name
-    approve: Any = spec.approve
-    render: Any = spec.render
-    check: Any = spec.check
-    raises: Any = spec.raises
+def _option_problems(spec: Any) -> Iterator[str]:
+    who, approve, render, check = f"tool {spec.name!r}", spec.approve, spec.render, spec.check
     if (problem := max_result_problem(spec.max_result)) is not None:
         yield f"{who}: {problem}"
     try:
-        check_name(name, ())
+        check_name(spec.name, ())
     except GraphError as refusal:
         yield f"{who}: {refusal}: tool(..., name='...')"
     if not isinstance(approve, bool) and (not callable(approve) or isinstance(approve, type)):
@@ -359,7 +353,7 @@ def _option_problems(spec: ToolSpec) -> Iterator[str]:
             f"{who}: check={brief(check)}: give a function of `tool`, `args`, `result` and fields, a pydantic model, "
             "or a module or graph with an output `problems: list[str]`"
         )
-    for kind in raises:
+    for kind in spec.raises:
         if not isinstance(kind, type) or not issubclass(kind, Exception):
             yield f"{who}: raises holds {brief(kind)}: give classes of exceptions, raises=(BillingError,)"
 
@@ -484,19 +478,9 @@ def model_view(
             f"tool {name!r}: the type of a parameter contains itself, and DSPy shows a model types without references: "
             "take a dict or a text, and validate it in the tool"
         ) from None
-    # DSPy takes the types as `_without_annotated` gives them, and would not validate a `Field(gt=0)`.
+    # DSPy takes the types without what `Annotated` adds to them, and would not validate a `Field(gt=0)`.
     view.arg_types = {**(view.arg_types or {}), **hints}
     return view
-
-
-def _without_annotated(types: Mapping[str, Any]) -> dict[str, Any]:
-    """The types without what `Annotated` adds to them, at any depth."""
-
-    def holder() -> None:
-        """Never called: it has the types as annotations."""
-
-    holder.__annotations__ = dict(types)
-    return get_type_hints(holder)
 
 
 def _doc_of(fn: Any) -> str:
@@ -524,7 +508,7 @@ def _describe_tool(
     args = {key: value for key, value in (given.args or {}).items() if key in known or key not in named}
     types = {key: value for key, value in (given.arg_types or {}).items() if key in args}
     annotated = {one.name: one.annotation for one in shown if one.name in types}
-    plain = _without_annotated(annotated)
+    plain = get_type_hints(SimpleNamespace(__annotations__=annotated))  # without what `Annotated` adds, at any depth
     types |= {key: value for key, value in annotated.items() if types[key] == plain[key]}  # not types of the caller
     update = {"args": args, "arg_types": types, "name": name, "desc": given.desc if desc is None else desc}
     required = frozenset(one.name for one in shown if not one.default and one.name in args)

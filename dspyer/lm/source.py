@@ -188,7 +188,8 @@ def _value_text(value: object, sources: dict[str, None]) -> str:
     function = getattr(value, "__func__", value)
     name = str(getattr(function, "__name__", "function"))
     if name == "<lambda>":
-        return _lambda_text(function)
+        # The lambda alone, without the statement around it.
+        return f"lambda {', '.join(signature_of(function).parameters)}: {_body_of(function)}"
     sources[_source_of(function) or f"def {name}{_parameters(function)}: ..."] = None
     return name
 
@@ -248,11 +249,6 @@ def _source_of(value: Any) -> str | None:
 def _check_whole(text: str) -> None:
     """Raises `SyntaxError` for a part of a statement."""
     parsed(textwrap.indent(text, "    ").join(["class _:\n", "\n"]))
-
-
-def _lambda_text(function: Callable[..., object]) -> str:
-    """The lambda alone, without the statement around it."""
-    return f"lambda {', '.join(signature_of(function).parameters)}: {_body_of(function)}"
 
 
 def _body_of(function: Any) -> str:

@@ -308,16 +308,16 @@ class TokenCallback(BaseCallback):
     """
 
     def __init__(self, show: ShowToken, redaction: OutputRedaction | None, queue: EventQueue[Any] | None) -> None:
-        self._show = show
-        self._queue = queue
-        self._redaction = redaction
+        self.show = show
+        self.queue = queue
+        self.redaction = redaction
         self._calls: dict[str, tuple[StreamedCall, AbstractContextManager[None], bool]] = {}  # by the id of DSPy
 
     def on_module_start(self, call_id: str, instance: Any, inputs: dict[str, Any]) -> None:
         """Begins to listen to a predictor."""
         if not isinstance(instance, dspy.Predict):
             return
-        call = StreamedCall(instance, inputs.get("kwargs", {}), self._show, self._redaction, self._queue)
+        call = StreamedCall(instance, inputs.get("kwargs", {}), self)
         stream = None if _decides(instance) else call
         context = dspy.context(**{SEND_STREAM: stream, LISTENERS: []})  # with listeners, DSPy streams theirs alone
         context.__enter__()
@@ -348,8 +348,8 @@ class TokenCallback(BaseCallback):
         context.__exit__(None, None, None)
         if exception is None and isinstance(outputs, dspy.Prediction):
             call.end(outputs)
-        if self._queue is not None:
-            self._queue.wait_for_room()
+        if self.queue is not None:
+            self.queue.wait_for_room()
 
 
 def without_tokens(callbacks: list[Any]) -> list[Any]:
@@ -364,18 +364,9 @@ class StreamedCall:
         around: the stream that the caller of the program has set up, if it gets the chunks of the predictor; else None.
     """
 
-    def __init__(
-        self,
-        predictor: dspy.Predict,
-        inputs: Mapping[str, Any],
-        show: ShowToken,
-        redaction: OutputRedaction | None,
-        queue: EventQueue[Any] | None,
-    ) -> None:
+    def __init__(self, predictor: dspy.Predict, inputs: Mapping[str, Any], callback: TokenCallback) -> None:
         self._predictor = predictor
-        self._queue = queue
-        self._show_token = show
-        self._redaction = redaction
+        self._callback = callback
         self._held: dict[tuple[int, str], str] = {}  # what may be the beginning of a hidden text
         self._outputs = dspy.ensure_signature(inputs.get("signature") or predictor.signature).output_fields
         self._shown: dict[tuple[int, str], list[str]] = {}
@@ -408,8 +399,8 @@ class StreamedCall:
             # Here what counts is that a token was shown.
             for progress in _adapter_calls.get()[self._scopes :]:
                 progress.emitted = False
-        if self._queue is not None:
-            await self._queue.room()  # the LM is read no faster than the stream
+        if self._callback.queue is not None:
+            await self._callback.queue.room()  # the LM is read no faster than the stream
 
     def read_as(self, adapter: dspy.Adapter, signature: Any) -> None:
         """The next response is for this adapter, with the fields of this signature in its text."""
@@ -451,7 +442,7 @@ class StreamedCall:
         return True
 
     def _show(self, place: int, field: str, text: str, done: bool) -> None:
-        redaction, key = self._redaction, (place, field)
+        redaction, key = self._callback.redaction, (place, field)
         if key in self._done or not (text or done) or (redaction is not None and redaction.may_hide(field)):
             return
         self._shown.setdefault(key, []).append(text)
@@ -463,10 +454,11 @@ class StreamedCall:
                 length = redaction.settled(text)
                 self._held[key], text = text[length:], text[:length]
         if text or done:
-            self._show_token(self._predictor, field, text, done)
+            self._callback.show(self._predictor, field, text, done)
 
     def end(self, prediction: dspy.Prediction) -> None:
         """Shows what is left of each field."""
+        redaction = self._callback.redaction
         outputs = {name: value for name, value in prediction.items() if name in self._outputs}
         calls = outputs.pop(self._calls_field, None)
         values = {(FINAL, name): value for name, value in outputs.items()} | _values_of_calls(calls, self._final)
@@ -474,8 +466,8 @@ class StreamedCall:
             if (place, field) in self._done:
                 continue
             whole, shown = with_valid_text(text_of_value(value)), "".join(self._shown.get((place, field), ()))
-            if self._redaction is not None and self._redaction.may_hide(field):
-                self._show_token(self._predictor, field, self._redaction.output(field, whole), True)
+            if redaction is not None and redaction.may_hide(field):
+                self._callback.show(self._predictor, field, redaction.output(field, whole), True)
                 continue
             # A value that is no text is shown as the LM has written it, in whatever form.
             is_text = not shown or isinstance(value, (str, dspy.Reasoning))
