@@ -128,14 +128,9 @@ def _code_of(function: Function, options: Mapping[str, Any]) -> ExitCode:
         return ExitCode.CTRL_C
     except Exception as error:  # noqa: BLE001 - the user's code may raise anything
         _report(error)
-        return exit_code(error)
-
-
-def exit_code(error: Exception) -> ExitCode:
-    """The exit code for what a command has raised."""
-    if isinstance(error, StoreError):  # it is a DspyerError, too
-        return ExitCode.STORE
-    return ExitCode.USAGE if isinstance(error, REFUSALS) else ExitCode.FAILED
+        if isinstance(error, StoreError):  # it is a DspyerError, too
+            return ExitCode.STORE
+        return ExitCode.USAGE if isinstance(error, REFUSALS) else ExitCode.FAILED
 
 
 def _report(error: Exception) -> None:

@@ -11,7 +11,6 @@ from functools import wraps
 from getpass import getuser
 from inspect import Parameter, Signature, signature
 from pathlib import Path
-from types import MappingProxyType
 from typing import Annotated, Any, NamedTuple, NoReturn, get_type_hints
 
 import typer
@@ -71,9 +70,6 @@ def version_of(text: str) -> int | str:
     return int(text) if text.isascii() and text.isdigit() and len(text) < 19 else text
 
 
-NO_TYPES: Mapping[str, object] = MappingProxyType({})
-
-
 def parse_value(text: str) -> Any:
     """JSON if the text is JSON, else the text itself.
 
@@ -129,7 +125,7 @@ def login() -> str | None:
         return None
 
 
-def parse_answers(texts: Sequence[str], types: Mapping[str, object] = NO_TYPES) -> dict[str, Any]:
+def parse_answers(texts: Sequence[str], types: Mapping[str, object]) -> dict[str, Any]:
     """Answers by the key or id of their question, from texts `key=value`; a value is JSON, else the text itself.
 
     `types` has the types of the answers, as their JSON schemas say, by the keys and ids of the open questions. Where

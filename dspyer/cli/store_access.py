@@ -15,7 +15,6 @@ from typing import Any, Literal, cast
 from dspyer import Archive, ImmutableState
 from dspyer.archive.archived_thread import ArchivedThread
 from dspyer.cli.arguments import CommonOptions, UsageError, version_of
-from dspyer.cli.step_facts import RunAnswers
 from dspyer.errors import StoreError, ThreadError
 from dspyer.events import Answer
 from dspyer.extend import Address, full_id, whole_execution
@@ -23,12 +22,14 @@ from dspyer.log.journal import CheckedStore
 from dspyer.log.reader import is_encrypted
 from dspyer.log.rows import UnreadablePatch
 from dspyer.patch import encode_update
-from dspyer.record import Items
+from dspyer.record import Items, RecordStep
 from dspyer.record import Record as RunRecord
+from dspyer.record_codec import changed
 from dspyer.stores import Store, open_store
 from dspyer.stores.address import SQLITE
 from dspyer.stores.base import RunQuery
 from dspyer.threads.export import export, load
+from dspyer.values import json as encoding
 
 KEY_VARIABLE = "DSPYER_STORE_KEY"
 NO_STORE = "no store: give --store, the path of a file or postgresql://..., or set DSPYER_STORE"
@@ -102,17 +103,86 @@ def step_of(t: ArchivedThread, name: int | str, run: str | None) -> tuple[dict[s
     if run is None and not record.has(name) and (label := Address.parse(name).run) not in ("", record.id):
         with suppress(ThreadError):
             record = t.record(label)
-    answers = RunAnswers(record)
-    stops = answers.stops
+    stops = _stops(record)
     for one in (name, full_id(record.id, name)):
         step = record.step(one) if record.has(one) else None
         if step is not None and step.commit is not None:
-            return answers.commit(step), True
+            return _commit_facts(record, step), True
         # An item that has failed its map has no step of its own: the failure is that of the map.
         if found := stops.get(one) or step or stops.get(one.removesuffix(Address.parse(one).part)):
-            return answers.execution(found), False
+            return _execution_facts(record, found), False
     t.at(name)
     raise LookupError(f"no step of the run {record.id!r} has the id {name!r}")
+
+
+def _commit_facts(record: RunRecord, step: RecordStep) -> dict[str, Any]:
+    """A commit with the states before and after it, what differs, who had written each field, and its LM calls.
+
+    Of one that cannot be read it says what it was, and why.
+    """
+    assert step.commit is not None
+    is_readable = step.status != "unreadable"
+    before = _values(record, step.after[0]) if step.after and is_readable else None
+    after = _values(record, step.id) if is_readable else None
+    # From what may be shown: the difference of the states themselves would tell what is hidden in them.
+    differing = ImmutableState(before or {}).diff(ImmutableState(after or {}))
+    return {
+        "commit": changed(step.commit, reason=step.reason).to_dict(),
+        "before": None if before is None else _encoded(before),
+        "after": None if after is None else _encoded(after),
+        "diff": patch_dict(differing),
+        "conflicts": [conflict.to_dict() for conflict in step.conflicts],
+        **_facts_around(record, step),
+    }
+
+
+def _execution_facts(record: RunRecord, step: RecordStep) -> dict[str, Any]:
+    """An execution that has left no commit: what it could read, and its LM calls."""
+    return {
+        "execution": step.id,
+        "node": step.node,
+        "parents": list(step.after),
+        "state": _encoded(_values(record, step.id)),
+        **_facts_around(record, step),
+    }
+
+
+def _facts_around(record: RunRecord, step: RecordStep) -> dict[str, Any]:
+    writers = record.fields(step.id) if step.status != "unreadable" else {}
+    return {
+        "blame": {name: {"node": record.node(one.by or ""), "commit": one.by} for name, one in writers.items()},
+        "lm_calls": [call.to_dict() for call in record.calls(step.id)],
+        "answers": [one.to_dict() for one in record.answers(step.id)],
+        "sent": _encoded(step.sent),
+    }
+
+
+def _values(record: RunRecord, step: str) -> dict[str, Any]:
+    return {name: one.value for name, one in record.fields(step).items()}
+
+
+def _encoded(values: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: encoding.encode(value) for name, value in values.items()}
+
+
+def _stops(record: RunRecord) -> dict[str, RecordStep]:
+    """The executions that failed or ask, by their ids and by those of their questions.
+
+    Of an item of a map, and of a node inside of a graph, this is the node of the run around it.
+    """
+    found: dict[str, RecordStep] = {}
+    outermost: RecordStep | None = None
+    for step in record.steps:
+        outermost = step if step.parent is None else outermost
+        assert outermost is not None
+        if step.parent is None and step.commit is None and step.status in ("failed", "waiting"):
+            found[step.id] = step
+        if outermost.commit is None:
+            if step.asked is not None:
+                found[step.asked.question.id] = outermost
+            if step.failure is not None:
+                found[step.id] = outermost
+    return found
 
 
 def commits_of(

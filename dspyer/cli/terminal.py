@@ -122,15 +122,9 @@ def shows_colours(stream: TextIO) -> bool:
     """True if a stream is a terminal that shows colours, and the user has not asked for none (no-color.org)."""
     if os.environ.get("NO_COLOR") or os.environ.get("TERM") == "dumb":
         return False
-    return is_terminal(stream)
-
-
-def is_terminal(stream: TextIO) -> bool:
-    """True if a stream is a terminal; False for a stream that is closed or was replaced."""
-    try:
+    with suppress(AttributeError, ValueError):  # a stream that is closed or was replaced
         return stream.isatty()
-    except (AttributeError, ValueError):
-        return False
+    return False
 
 
 def columns_of_terminal() -> int:

@@ -20,7 +20,7 @@ from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
 from starlette.routing import Route
 
-from dspyer import Archive
+from dspyer import Archive, __version__
 from dspyer.archive.archived_thread import ArchivedThread
 from dspyer.display import drawn_graphs
 from dspyer.errors import ThreadError, error_text
@@ -99,20 +99,18 @@ class Reading:
     Args:
         archive: what is read.
         programs: the names of the graphs whose runs the inspector acts on.
-        version: that of the package.
     """
 
-    def __init__(self, archive: Archive, programs: Collection[str], version: str) -> None:
+    def __init__(self, archive: Archive, programs: Collection[str]) -> None:
         self._archive = archive
         self._programs = programs
-        self._version = version
         self._lock = Lock()
         self._threads: dict[str, ArchivedThread] = {}  # the last used one last, as all that is kept
         self._runs: dict[tuple[str, str], ShownRun] = {}
 
     def routes(self) -> list[Route]:
         """The endpoints."""
-        about: dict[str, Any] = {"store": self._archive.address, "version": self._version}
+        about: dict[str, Any] = {"store": self._archive.address, "version": __version__}
         about |= {"programs": sorted(self._programs), "acts": bool(self._programs)}
         reads: dict[str, Callable[[Request], Any]] = {
             "about": lambda _: about,

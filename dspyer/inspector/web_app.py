@@ -27,7 +27,7 @@ from starlette.responses import Response
 from starlette.routing import Mount, Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from dspyer import Archive, __version__
+from dspyer import Archive
 from dspyer.display import PAGE
 from dspyer.inspector.json_answers import RefusedError, answered, error_response
 from dspyer.inspector.reading import Following, Reading
@@ -59,7 +59,7 @@ def make_app(store: Any, program: Any, *, token: str | None, hosts: Sequence[str
         (writes, *_) = [writable(one, store, archive) for one in programs.values()]
         actions = Actions(programs, writes)
     following = Following(archive)
-    routes = [*Reading(archive, programs, __version__).routes(), Route("/follow", answered(following.follow))]
+    routes = [*Reading(archive, programs).routes(), Route("/follow", answered(following.follow))]
     routes += [] if actions is None else actions.routes()
     known = {route.path.removeprefix("/") for route in routes}
     other = partial(_other_address, known, acts=actions is not None)

@@ -151,7 +151,7 @@ def tree(
     module, reward = _program(module, "module"), _program(reward, REWARD)
     _check_lasting(module)
     fields = _fields_of(module, reward, done, reads, writes)
-    if bounds.depth != 1 and fields.given is not None:
+    if bounds.depth != 1:
         lost = [field for field in fields.given if field not in fields.inputs]
         if lost:
             raise GraphError(
@@ -167,7 +167,7 @@ def tree(
     trial = TrialOptions(module, reward, done, rollout_id, float(temperature))
     graph._nodes["trial"] = NodeOptions("trial", schema, trial, fields.reads, fields.writes)
     graph.add_node("grow", grow, writes=[TREE])
-    graph.add_node(FINISH, _finish_node(name, schema), reads=[TREE, *known], writes=[BEST, *(fields.given or ())])
+    graph.add_node(FINISH, _finish_node(name, schema), reads=[TREE, *known], writes=[BEST, *fields.given])
     graph.add_path(START, "choose").add_path("trial", "grow", "choose").add_edge(FINISH, END)
     if bounds.rounds is not None:
         # A graph with a loop has no bound of its own, and a long search must not end at the default of `max_steps=`.
@@ -407,7 +407,7 @@ class _Fields(NamedTuple):
         types: their types, with the default; of a program's fields with the reducer.
         inputs: those that a run may be given.
         required: those that a run must be given.
-        given: those that the module writes; None for unknown.
+        given: those that the module writes.
         reads: the option `reads` of the module, in full form.
         writes: the option `writes` of the module, in full form.
     """
@@ -415,7 +415,7 @@ class _Fields(NamedTuple):
     types: dict[str, Any]
     inputs: list[str]
     required: list[str]
-    given: list[str] | None
+    given: list[str]
     reads: dict[str, str] | None
     writes: dict[str, str] | None
 
@@ -426,23 +426,18 @@ def _fields_of(module: Any, reward: Any, done: Any, reads: Any, writes: Any) -> 
     types: dict[str, Any] = {}
     found: list[str] = []
     needed: list[str] = []
-    for name, kind in inputs.items():
-        field = name if reads is None else reads.get(name, name)
-        types.setdefault(field, kind)
+    for name, field in ({name: name for name in inputs} | (reads or {})).items():
+        types.setdefault(field, inputs.get(name, (Any, Field())))
         found.append(field)
-        needed += () if name in optional else (field,)
-    for name, field in (reads or {}).items():
-        if name not in inputs:
-            types.setdefault(field, (Any, Field()))
-            found.append(field)
+        if name in inputs and name not in optional:
+            needed.append(field)
+    written = {name: name for name in outputs or ()} if writes is None else writes
     # Without a name for what it gives, a trial would change nothing.
-    given = list(outputs) if writes is None and outputs is not None else None if writes is None else [*writes.values()]
-    if given is None:
+    if outputs is None and writes is None:
         raise GraphError(
             f"a module of class {type(module).__name__} does not say what it gives: name it, writes=['a name']"
         )
-    for name in given if writes is None else writes:
-        field = name if writes is None else writes[name]
+    for name, field in written.items():
         types.setdefault(field, (outputs or {}).get(name, (Any, Field())))
     known = frozenset(types)
     for name in _judged_inputs(reward, done):
@@ -450,8 +445,6 @@ def _fields_of(module: Any, reward: Any, done: Any, reads: Any, writes: Any) -> 
             types[name] = (Any, Field())
             found.append(name)
             needed.append(name)
-    if writes is None and is_program(module):
-        writes = {name: name for name in given}
     taken = [name for name in (TREE, BEST, TRIALS) if name in types]
     if taken:
         raise GraphError(
@@ -459,7 +452,10 @@ def _fields_of(module: Any, reward: Any, done: Any, reads: Any, writes: Any) -> 
             f"reads={{{taken[0]!r}: 'a field'}} or writes={{...}}"
         )
     # Last: the other problems explain themselves better.
-    _check_reads(reward, known, given if writes is None else list(writes.values()))
+    given = list(written.values())
+    _check_reads(reward, known, given)
+    if is_program(module):
+        writes = written
     return _Fields(types, list(dict.fromkeys(found)), list(dict.fromkeys(needed)), given, reads, writes)
 
 
@@ -490,7 +486,8 @@ def _io(module: Any) -> tuple[Types, Collection[str], Types | None]:
     graph = cast(Any, module).graph
     schema = graph.topology.schema
     names = list(graph.inputs if graph.outputs is None else dict.fromkeys((*graph.inputs, *graph.outputs)))
-    kinds = {name: _field_of_model(schema, name) for name in names}
+    known = {} if schema.model is None else schema.model.model_fields
+    kinds = {name: (known[name].annotation, known[name]) if name in known else (Any, Field()) for name in names}
     kinds |= {name: (cast(Any, Kept)[kind], info) for name, (kind, info) in kinds.items() if graph.lasts(name)}
     changed = [name for name in graph.inputs if graph.writes is None or name in graph.writes]
     written = graph.writes if graph.outputs is None else graph.outputs
@@ -513,14 +510,6 @@ def _field(kind: Any) -> tuple[Any, Any]:
     except Exception:  # noqa: BLE001 - a type that pydantic or a state does not know
         return (Any, Field())
     return (kind if named else Any, Field())
-
-
-def _field_of_model(schema: Schema, name: str) -> tuple[Any, Any]:
-    """A field of a program, with its type, default and reducer."""
-    if schema.model is None or name not in schema.model.model_fields:
-        return (Any, Field())
-    info = schema.model.model_fields[name]
-    return (info.annotation, info)
 
 
 def _judged_inputs(reward: Any, done: Any) -> list[str]:

@@ -199,34 +199,28 @@ class TrialNode(Node):
         return Reply({TRIALS: freeze((yield from results_of(trials, call)), (TRIALS,))})
 
     def _trial(self, call: Call, chosen: FrozenDict[str, Any], index: int, count: int) -> _Trial:
-        place = Place(chosen.raw("name"), chosen.raw("parent"), chosen.raw("number"))
         # Made before the trials run at once: the tree does not change in a round.
-        before = state_of(call.state, call.state.raw(TREE, None), place.parent, self.schema)
-        return _Trial(self, place, call, index, count, state=before, overlay=None)
-
-
-class Place(NamedTuple):
-    """The place of a trial in its tree: its name, that of its parent, and its number in the order of all trials."""
-
-    name: str
-    parent: str
-    number: int
+        before = state_of(call.state, call.state.raw(TREE, None), chosen.raw("parent"), self.schema)
+        return _Trial(self, chosen, call, index, count, state=before, overlay=None)
 
 
 class _Trial(Item):
     """One trial of one call; its result is its entry in the tree.
 
     Attributes:
+        chosen: its place in the tree: its name, that of its parent, and its number in the order of all trials.
         steps: how many steps of the DSPy trace the module made.
     """
 
-    def __init__(self, node: TrialNode, place: Place, call: Call, index: int, count: int, **changes: Any) -> None:
+    def __init__(
+        self, node: TrialNode, chosen: FrozenDict[str, Any], call: Call, index: int, count: int, **changes: Any
+    ) -> None:
         super().__init__(call, index, count, **changes)
-        self.node, self.of_tree, self.steps = node, place, 0
+        self.node, self.chosen, self.steps = node, chosen, 0
 
     def place(self, number: int) -> str:
         """The place of an attempt, for the notes of its errors."""
-        return f"in the trial {self.of_tree.name!r} of the search {self.node.name!r}, attempt {number}"
+        return f"in the trial {self.chosen['name']!r} of the search {self.node.name!r}, attempt {number}"
 
     def ended(self, result: Any, steps: int) -> Script[Any]:
         """Its entry, recorded."""
@@ -244,7 +238,7 @@ class _Trial(Item):
         assert isinstance(raised, Exception)
         attempt = self.call.context.delegate
         # The error itself is in no state: `finish` raises the first one as the cause if all trials have failed.
-        if not self.of_tree.number:
+        if not self.chosen["number"]:
             attempt.host.first_trial_error = raised
         entry = self._entry(NO_CHANGE, None, True) | {"failure": attempt.failure(raised, number)}
         result = freeze(entry, (TRIALS, self.index))
@@ -253,8 +247,8 @@ class _Trial(Item):
 
     def _entry(self, change: TrialChange, reward: float | None, done: bool) -> dict[str, Any]:
         found = {
-            "name": self.of_tree.name,
-            "parent": self.of_tree.parent,
+            "name": self.chosen["name"],
+            "parent": self.chosen["parent"],
             "patch": change.patch,
             "reward": reward,
             "value": reward or 0.0,
@@ -266,19 +260,24 @@ class _Trial(Item):
 
     def made(self) -> Script[Any]:
         """Run the module, and rate what it gave."""
-        node = self.node
-        begun, change = step_count(), self._recorded()
-        if change is None:
+        node, attempt, begun = self.node, self.call.context.delegate, step_count()
+        part = attempt.of_part("module") if node.judged else None
+        found = MISSING if part is None else part.recorded_result()
+        if found is MISSING:
             # By the number in the tree and not by time: a resumed search asks DSPy's cache the same questions.
-            number = self.of_tree.number + node.rollout_id
+            number = self.chosen["number"] + node.rollout_id
             wrap = partial(Within, context=lambda _: in_rollout(number, node.temperature))
             output = yield from self.called(node.inner, self.call._replace(made=self._made), wrap)
             change = TrialChange.of(output.patch, output.after, node.schema)
-            yield from self._record(change)
+            # It was paid for, and a judge is called next, which may be the call that fails.
+            if part is not None and attempt.host.records.journal is not None:
+                yield from self.record(part, freeze(change._asdict(), (TRIALS, self.index)))
+        else:
+            change = change_of(found)
         self.steps = step_count() - begun
         after = self.call._replace(state=change.applied(self.call.state, node.schema))
         # A part of its own: an answer or an effect of the judge must not be taken for one of the module.
-        judge = self.inside(after, self.call.context.delegate.of_part(REWARD))
+        judge = self.inside(after, attempt.of_part(REWARD))
         reward = yield from self.part(judge, self._judge)
         done = False if node.done is None else (yield from self._done(after))
         return freeze(self._entry(change, reward, done), (TRIALS, self.index))
@@ -313,22 +312,6 @@ class _Trial(Item):
         if not isinstance(found, bool):
             raise NodeOutputError(f"{self.node.who}: done gave {brief(found)}: it says True or False")
         return found
-
-    # What a module gave was paid for. It is recorded before a judge is called, which may be the call that fails.
-
-    def _recorded(self) -> TrialChange | None:
-        if not self.node.judged:
-            return None
-        attempt = self.call.context.delegate.of_part("module")
-        found = attempt.recorded_result()
-        return None if found is MISSING else TrialChange(found.raw("patch"), found.raw("whole"))
-
-    def _record(self, change: TrialChange) -> Script[None]:
-        attempt = self.call.context.delegate
-        if self.node.judged and attempt.host.records.journal is not None:
-            part = attempt.of_part("module")
-            frozen = freeze(change._asdict(), (TRIALS, self.index))
-            yield from self.record(part, frozen)
 
 
 def _number(found: object, who: str) -> float:

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Awaitable, Callable, Collection, Iterator, Mapping
+from collections.abc import AsyncGenerator, Awaitable, Callable, Collection, Mapping
 from contextlib import aclosing
 from typing import Any, Literal, NamedTuple
 
 import anyio
 from ag_ui.core import (
-    BaseEvent,
     ResumeEntry,
     RunAgentInput,
     RunFinishedCancelledOutcome,
@@ -144,7 +143,10 @@ class Served(NamedTuple):
         try:
             body = RunAgentInput.model_validate_json(await json_content(request))
         except ValidationError as error:
-            raise HTTPException(400, _problems(error)) from None
+            problems = [
+                f"{'.'.join(map(str, one['loc'])) or 'body'}: {one['msg']}" for one in error.errors(include_url=False)
+            ]
+            raise HTTPException(400, "; ".join(problems)) from None
         thread = await asked_thread(self.program, self.thread, request, body)
         return RunResponse(self._events(thread, body))
 
@@ -152,8 +154,9 @@ class Served(NamedTuple):
         try:
             stream = await self._stream(thread, body)
             if stream is None:
-                for shown in _cancelled(body):
-                    yield encoded(shown)
+                run = {"thread_id": body.thread_id, "run_id": body.run_id}
+                yield encoded(RunStartedEvent(**run))
+                yield encoded(RunFinishedEvent(**run, outcome=RunFinishedCancelledOutcome()))
                 return
             translator = EventTranslator(self.program.graph, body, self.texts, self.of_messages)
             async with stream, aclosing(stream._paced(PATIENCE)) as events:
@@ -205,13 +208,3 @@ def _answers(resume: list[ResumeEntry], questions: tuple[Question, ...]) -> dict
     else:
         return answers
     raise HTTPException(422, problem)
-
-
-def _cancelled(body: RunAgentInput) -> Iterator[BaseEvent]:
-    yield RunStartedEvent(thread_id=body.thread_id, run_id=body.run_id)
-    yield RunFinishedEvent(thread_id=body.thread_id, run_id=body.run_id, outcome=RunFinishedCancelledOutcome())
-
-
-def _problems(error: ValidationError) -> str:
-    found = [f"{'.'.join(map(str, one['loc'])) or 'body'}: {one['msg']}" for one in error.errors(include_url=False)]
-    return "; ".join(found)

@@ -440,7 +440,10 @@ class Postgres(SQLStore):
         return self._run(locked, writes=True)
 
     def _delete(self, names: Collection[str], plan: Plan) -> DeletionReport:
-        return self._run(lambda session: _delete(session, names, plan), writes=True)
+        done: list[DeletionReport] = []
+        self._run(lambda session: _delete(session, names, plan, done), writes=True)
+        # Repeated after the answer to its COMMIT was lost, it finds nothing: what was done is in the report before.
+        return max(done, key=lambda report: len(report.threads))
 
     def vacuum(self) -> None:
         """Rewrite the tables without deleted rows; all other users of the tables wait meanwhile."""
@@ -676,11 +679,12 @@ _LOCK_RUNS = "SELECT FROM {s}.run WHERE id = ANY(%b) ORDER BY id FOR UPDATE"
 _LOCK_BLOBS = "SELECT FROM {s}.blob WHERE id = ANY(%b) ORDER BY id FOR UPDATE"
 
 
-def _delete(session: PostgresSession, names: Collection[str], plan: Plan) -> DeletionReport:
+def _delete(session: PostgresSession, names: Collection[str], plan: Plan, done: list[DeletionReport]) -> None:
     """Delete what `plan` says for the threads and runs around `names`, or for the whole store without names.
 
-    What was read before the locks may have changed since, so it is read again with them. If that finds threads or runs
-    that are not locked, locking them now would break the lock order: the transaction starts again.
+    The report comes to `done` before the commit. What was read before the locks may have changed since, so it is read
+    again with them. If that finds threads or runs that are not locked, locking them now would break the lock order: the
+    transaction starts again.
     """
     for turn in range(TRIES + 1):
         with session.connection.transaction():
@@ -695,7 +699,8 @@ def _delete(session: PostgresSession, names: Collection[str], plan: Plan) -> Del
                 session(_LOCK_RUNS, [sorted(before[1])])
             threads, runs = read_around(session, names)
             if before is None or (threads.keys() <= before[0].keys() and runs.keys() <= before[1].keys()):
-                return delete_planned(session, plan(threads, runs))._replace(erased=False)
+                done.append(delete_planned(session, plan(threads, runs))._replace(erased=False))
+                return
     raise AssertionError("the last turn locks the tables, and returns")
 
 
@@ -802,7 +807,7 @@ class Schemas(Mapping[str, Store]):
         """
         check_flags(unfinished=unfinished)
         with _told(f"dropping the schema {self._prefix}{label}"):
-            return self[label]._run(partial(_drop, unfinished=unfinished), writes=True)
+            return self[label]._run(partial(_drop, unfinished=unfinished, done=[]), writes=True)
 
 
 class _OfLabel(Postgres):
@@ -818,12 +823,12 @@ class _OfLabel(Postgres):
         """Do nothing: the connections are those of all labels."""
 
 
-def _drop(session: PostgresSession, unfinished: bool) -> bool:
+def _drop(session: PostgresSession, unfinished: bool, done: list[bool]) -> bool:
     with session.connection.transaction():
         session(f"SELECT {LOCK_TIMEOUT}")
         session("LOCK TABLE {s}.thread IN EXCLUSIVE MODE")  # writers begin with it; readers go on
         if not session("SELECT number FROM {s}.version"):
-            return False
+            return bool(done)  # by this very call, whose connection was lost before the answer to its COMMIT
         _refuse(session, ConcurrentRunError, "at work: wait for the ends of their runs", _OWNED)
         if not unfinished:
             what = "with a last run that has not completed: resume or abandon it, or pass unfinished=True"
@@ -831,6 +836,7 @@ def _drop(session: PostgresSession, unfinished: bool) -> bool:
         # Locks them in this order, which is that of lists of runs: one that has locked the first gets the others.
         session(f"DROP TABLE {_WITH_ROWS}, {{s}}.version, {{s}}.fence")
         session("DROP SCHEMA {s}")
+        done.append(True)
         return True
 
 

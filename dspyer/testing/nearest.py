@@ -123,7 +123,8 @@ class _Answer:
         if field.kind == "number":
             return self.number(field)
         if field.kind == "json":
-            return self.structure(field)
+            # A value that was demonstrated for nearly the same inputs is better than one that only fits the schema.
+            return self.demonstrated(field) or self.build(field, field.schema or {}, field.schema or {}, 0)
         return self.text(field)
 
     def choice(self, field: PromptField, choices: Sequence[str]) -> str:
@@ -148,20 +149,10 @@ class _Answer:
         match = _NUMBER.search(" ".join(self.prompt.inputs.values()))
         return match.group() if match else ""
 
-    def structure(self, field: PromptField) -> object:
-        # A value that was demonstrated for nearly the same inputs is better than one that only fits the schema.
-        given = self.given(field)
-        if given and self.similarity[self.nearest] >= _COPY_FROM:
-            return given
-        return self.build(field, field.schema or {}, field.schema or {}, 0)
-
     def text(self, field: PromptField) -> str:
         if _INSTRUCTION.search(field.name):
             return write_instruction(self.prompt, self.seed)
-        given = self.given(field)
-        if given and self.similarity[self.nearest] >= _COPY_FROM:
-            return given
-        return " ".join(extract(self.prompt, field))
+        return self.demonstrated(field) or " ".join(extract(self.prompt, field))
 
     def reasoning(self, found: Mapping[str, object]) -> str:
         quoted = extract(self.prompt, PromptField("reasoning", "str", "", "text"))[0]
@@ -196,6 +187,10 @@ class _Answer:
         """The value of a field in the nearest demonstration, empty if it has none."""
         return self.prompt.demos[self.nearest].outputs.get(field.name, "").strip() if self.nearest >= 0 else ""
 
+    def demonstrated(self, field: PromptField) -> str:
+        """The same, if the inputs are nearly those of the demonstration."""
+        return self.given(field) if self.nearest >= 0 and self.similarity[self.nearest] >= _COPY_FROM else ""
+
     def build(self, field: PromptField, schema: Mapping[str, Any], root: Mapping[str, Any], depth: int) -> Any:
         """A value that fits a JSON schema, from the inputs."""
         if "$ref" in schema and depth < _MAX_DEPTH:
@@ -216,7 +211,11 @@ class _Answer:
     def build_plain(self, field: PromptField, schema: Mapping[str, Any], root: Mapping[str, Any], depth: int) -> Any:
         kind = schema.get("type")
         if kind == "object":
-            return self.build_object(field, schema, root, depth)
+            inner = schema.get("properties", {}) if depth < _MAX_DEPTH else {}
+            return {
+                name: self.build(PromptField(name, "", field.description, "text"), one, root, depth + 1)
+                for name, one in inner.items()
+            }
         if kind == "array":
             items = schema.get("items", {})
             if depth < _MAX_DEPTH and (items.get("type") != "string" or "enum" in items):
@@ -230,14 +229,6 @@ class _Answer:
         if kind == "null":
             return None
         return self.text(PromptField(field.name, "str", field.description, "text"))
-
-    def build_object(self, field: PromptField, schema: Mapping[str, Any], root: Mapping[str, Any], depth: int) -> Any:
-        if depth >= _MAX_DEPTH:
-            return {}
-        return {
-            name: self.build(PromptField(name, "", field.description, "text"), inner, root, depth + 1)
-            for name, inner in schema.get("properties", {}).items()
-        }
 
 
 # --- which allowed value fits: votes of the demonstrations, and what the prompt says about each value
@@ -392,7 +383,7 @@ def write_instruction(prompt: Prompt, seed: str = "") -> str:
     lead = _LEADS[int(hash_fraction(f"lead|{seed}") * len(_LEADS))]
     keep = _LEARNED + int(hash_fraction(f"keep|{seed}") * 5) - 2
     words_of: dict[str, dict[str, None]] = {}  # by the beginning of a line; a round adds words to those of earlier ones
-    for line in [*base.splitlines(), *([] if lead in base else [lead]), *list_lines([*examples_in(prompt)], keep)]:
+    for line in [*base.splitlines(), *([] if lead in base else [lead]), *list_lines(examples_in(prompt), keep)]:
         begin, is_list, found = line.partition('": ')
         known = words_of.setdefault(begin + is_list, {})
         known.update(dict.fromkeys(found.removesuffix(".").split(", ") if is_list else ()))
@@ -434,10 +425,9 @@ def _distinctive_words(counts_by_value: Mapping[str, Counter[str]], keep: int) -
     }
 
 
-def examples_in(prompt: Prompt) -> Iterator[Example]:
+def examples_in(prompt: Prompt) -> list[Example]:
     """The examples that GEPA shows in the inputs of a prompt."""
-    for text in prompt.inputs.values():
-        yield from _json_examples(text)
+    return [example for text in prompt.inputs.values() for example in _json_examples(text)]
 
 
 def _json_examples(text: str) -> Iterator[Example]:
@@ -598,7 +588,5 @@ class TextIndex:
         return [value / length for value in result]
 
 
-@lru_cache(maxsize=256)
-def index_of(texts: tuple[str, ...]) -> TextIndex:
-    """The index of some texts, cached: one prompt after another has the same demonstrations."""
-    return TextIndex(texts)
+index_of = lru_cache(maxsize=256)(TextIndex)
+"""The index of some texts, cached: one prompt after another has the same demonstrations."""

@@ -355,9 +355,7 @@ def rules_of(script: Any) -> list[AnswerRule]:
 
 def _written(answer: Any, prompt: Prompt) -> LMAnswer:
     # Before `callable`: a class of exceptions is callable, too.
-    if isinstance(answer, type) and issubclass(answer, BaseException):
-        raise answer
-    if isinstance(answer, BaseException):
+    if isinstance(answer, BaseException) or (isinstance(answer, type) and issubclass(answer, BaseException)):
         raise answer
     if isinstance(answer, str):
         return LMAnswer(answer)
@@ -388,10 +386,10 @@ def _written_fields(answer: Mapping[str, object], prompt: Prompt) -> LMAnswer:
         return LMAnswer(json.dumps(dict(answer)), calls)
     unknown = [name for name in answer if name not in prompt.asks]
     missing = [name for name in prompt.asks if name not in answer and name != "reasoning"]
-    if unknown or missing:
+    wrong = [f"{verb} {', '.join(names)}" for verb, names in (("it lacks", missing), ("it has", unknown)) if names]
+    if wrong:
         raise UnexpectedCallError(
-            f"an answer of the script does not fit the call: "
-            f"{'; '.join([*_list_if_any('it lacks', missing), *_list_if_any('it has', unknown)])}. {_call_text(prompt)}"
+            f"an answer of the script does not fit the call: {'; '.join(wrong)}. {_call_text(prompt)}"
         )
     # `reasoning` may be left out: few tests are about it.
     values = {name: answer.get(name, "") for name in prompt.asks}
@@ -405,10 +403,6 @@ def _tool_calls(value: Any) -> tuple[PromptCall, ...] | None:
     except ValidationError:
         return None
     return tuple(PromptCall(call.name, call.args or {}, call.id) for call in found.tool_calls)
-
-
-def _list_if_any(verb: str, names: Sequence[str]) -> list[str]:
-    return [f"{verb} {', '.join(names)}"] if names else []
 
 
 def _call_text(prompt: Prompt) -> str:

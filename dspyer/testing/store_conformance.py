@@ -34,16 +34,16 @@ from dspyer.testing.store_processes import (
 )
 from dspyer.testing.store_samples import (
     BLOB,
+    DROP_SNAPSHOTS,
     NAMES,
     OTHER_BLOB,
+    VACUUM,
     VALUES,
     append,
     begin,
     blobs_of,
     content,
-    copy_thread,
     deleting,
-    dropping,
     dump,
     must_refuse,
     owner,
@@ -51,10 +51,8 @@ from dspyer.testing.store_samples import (
     pruning,
     row,
     rows,
-    run_of,
     thread_of,
     try_to,
-    vacuuming,
 )
 from dspyer.values import json as encoding
 
@@ -189,12 +187,13 @@ class StoreConformance:
     def test_a_run_is_written_without_a_thread(self, store: Store) -> None:
         """Rows can be written for a run that no thread refers to; a thread can be created on it later."""
         run = Change(run=RunRow("r", "t", (), {}), rows_of="r", rows=rows(2))
-        play(store, run, Change(rows_of="r", rows=rows(2, 2)), copy_thread("t", Point("r", 3)))
+        play(store, run, Change(rows_of="r", rows=rows(2, 2)), Change("t", head=Point("r", 3)))
 
     def test_the_latest_snapshot_before_a_row_is_found(self, store: Store) -> None:
         """Dropping snapshots keeps those at the roots of threads."""
         taken = [Change("t", 1, snapshot=Snapshot(Point("r", seq), content({"at": seq}))) for seq in (1, 3)]
-        play(store, begin("t", "r", 6), *taken, begin("u", "other", 6), Change("t", 1, root=Point("r", 1)), dropping)
+        root = Change("t", 1, root=Point("r", 1))
+        play(store, begin("t", "r", 6), *taken, begin("u", "other", 6), root, DROP_SNAPSHOTS)
         kept = store.snapshot(Point("r", 99))
         assert kept is not None, "the snapshot at a root was dropped"
 
@@ -280,7 +279,7 @@ class StoreConformance:
 
     def test_a_partly_written_change_is_completed(self, store: Store) -> None:
         """Existing equal rows are no error. Without rows, a repeat is refused: it could come from another owner."""
-        twice = Change("t", 1, 2), copy_thread("copy", Point("r", 0))
+        twice = Change("t", 1, 2), Change("copy", head=Point("r", 0))
         play(store, begin("t", "r", 2), append("t", "r", 0, 4), *twice, *twice)
 
     def test_write_now_writes_everything_or_returns_false(self, store: Store) -> None:
@@ -357,7 +356,7 @@ class StoreConformance:
             known.add(epoch)
             store.write(begin("other", f"other {turn}", 1))
             # Rows of the deleted thread stay in the store, so that a late writer would find its run.
-            store.write(copy_thread("keeps the rows", Point(f"r{turn}", 1)))
+            store.write(Change("keeps the rows", head=Point(f"r{turn}", 1)))
             for _ in range(turn):
                 epoch = store.write(Change("t", epoch, epoch + 1, owner(f"{turn}"), 30.0))
                 assert epoch not in known, f"epoch {epoch} of a deleted thread is given again"
@@ -400,7 +399,7 @@ class StoreConformance:
 
     def test_busy_threads_are_not_deleted(self, store: Store) -> None:
         """With what they reach; the others are, and the report names both. A thread is judged as it is stored."""
-        shared = begin("v", "w", 2, Point("r", 1)), copy_thread("x", Point("w", 0))
+        shared = begin("v", "w", 2, Point("r", 1)), Change("x", head=Point("w", 0))
         play(store, begin("t", "r", 3), begin("u", "s", 1), *shared, deleting("u", "t", "v", "missing", busy="v"))
         seen: set[tuple[str, int, object]] = set()
 
@@ -429,7 +428,7 @@ class StoreConformance:
     def test_rows_that_a_copy_reaches_are_kept(self, store: Store) -> None:
         """The rows up to the copy's head stay, in a run without a thread, until the last copy is deleted."""
         more = begin("copy", "s", 1, Point("r", 2), epoch=1)
-        copied = copy_thread("copy", Point("r", 2))
+        copied = Change("copy", head=Point("r", 2))
         play(store, begin("t", "r", 5), copied, deleting("t"), more, deleting(), deleting("copy"))
 
     def test_both_histories_of_a_merged_thread_are_kept(self, store: Store) -> None:
@@ -442,7 +441,7 @@ class StoreConformance:
         shared = [begin("u", "s", 3, Point("r", 1)), begin("v", "w", 2, Point("s", 1), Point("r", 3))]
         pruned = Change("u", 1, root=Point("s", 0), snapshot=Snapshot(Point("s", 0), content({})))
         deletions = deleting("t"), deleting("v"), deleting("x"), deleting()
-        play(store, begin("t", "r", 4), *shared, copy_thread("x", Point("w", 0)), pruned, pruning("u"), *deletions)
+        play(store, begin("t", "r", 4), *shared, Change("x", head=Point("w", 0)), pruned, pruning("u"), *deletions)
 
     def test_unreachable_runs_are_deleted(self, store: Store) -> None:
         """Runs that were written for no thread."""
@@ -455,7 +454,7 @@ class StoreConformance:
             begin("t", "r", 5),
             begin("t", "abandoned", 2, Point("r", 4), epoch=1),
             begin("t", "kept", 2, Point("r", 3), epoch=2),
-            copy_thread("copy", Point("kept", 1)),
+            Change("copy", head=Point("kept", 1)),
             begin("t", "again", 1, Point("r", 1), epoch=3),
         ]
         play(store, *runs, pruning("t"), pruning("missing"))
@@ -466,7 +465,7 @@ class StoreConformance:
         runs = begin("t", "old", 2), begin("t", "r", 5, Point("old", 1), epoch=1)
         taken = [Change("t", 2, snapshot=Snapshot(Point("r", seq), content({"at": seq}))) for seq in (1, 3)]
         root = Change("t", 2, root=Point("r", 3))
-        play(store, *runs, *taken, root, pruning("t"), dropping, append("t", "r", 5, epoch=2))
+        play(store, *runs, *taken, root, pruning("t"), DROP_SNAPSHOTS, append("t", "r", 5, epoch=2))
         assert store.rows("r") == rows(3, 3)
 
     def test_blobs_are_kept_while_something_refers_to_them(self, store: Store) -> None:
@@ -474,8 +473,8 @@ class StoreConformance:
         both = begin("t", "r", 1)._replace(rows=[row(0, [BLOB, OTHER_BLOB])])
         other = begin("u", "s", 1)._replace(rows=[row(0, {"other": BLOB})])
         taken = Change("u", 1, snapshot=Snapshot(Point("s", 0), content({"v": OTHER_BLOB})))
-        gone = deleting("t"), vacuuming, append("u", "s", 1, value=BLOB)
-        play(store, both, other, taken, *gone, dropping, deleting("u"))
+        gone = deleting("t"), VACUUM, append("u", "s", 1, value=BLOB)
+        play(store, both, other, taken, *gone, DROP_SNAPSHOTS, deleting("u"))
         store.write(begin("v", "w", 1)._replace(rows=[row(0, BLOB)]))
         assert has_all_blobs(store, "w")
 
@@ -564,7 +563,7 @@ class StoreConformance:
                     store.delete([name])
                     return True
                 try:
-                    store.write(copy_thread(f"copy of {name}", Point(run, 1)))
+                    store.write(Change(f"copy of {name}", head=Point(run, 1)))
                 except ValueError:
                     return False
                 return True
@@ -605,7 +604,8 @@ class StoreConformance:
         at, chain = thread.head, []
         while at is not None and at.run != "start":
             chain.append(at.run)
-            run = run_of(store, at.run)
+            run = store.run(at.run)
+            assert run is not None
             assert store.rows(at.run) == [row(0, f"{len(wins) - len(chain)}")]
             at = run.parents[0]
         assert sorted(chain) == sorted(wins), "a run was lost"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from operator import methodcaller
 from types import MappingProxyType
 from typing import Any
 
@@ -115,11 +116,6 @@ def append(thread: str, run: str, first: int, count: int = 1, epoch: int = 1, va
     return Change(thread, epoch, head=Point(run, first + count - 1), rows_of=run, rows=new)
 
 
-def copy_thread(thread: str, at: Point) -> Change:
-    """A new thread whose head is a row of another thread's run."""
-    return Change(thread, head=at)
-
-
 @contextmanager
 def must_refuse(error: type[Exception] | tuple[type[Exception], ...], promise: str) -> Iterator[None]:
     """Expect an exception; without one, fail with the promise that the store has broken."""
@@ -134,13 +130,6 @@ def thread_of(store: Store, name: str) -> ThreadRow:
     """The row of a thread, which must exist."""
     found = store.thread(name)
     assert found is not None, f"no thread {name!r}"
-    return found
-
-
-def run_of(store: Store, run: str) -> RunRow:
-    """A run, which must exist."""
-    found = store.run(run)
-    assert found is not None, f"no run {run!r}"
     return found
 
 
@@ -218,14 +207,8 @@ def pruning(name: str) -> Step:
     return lambda store: counts_of(store.delete_unreachable(name))
 
 
-def dropping(store: Store) -> None:
-    """Drop the snapshots."""
-    store.drop_snapshots()
-
-
-def vacuuming(store: Store) -> None:
-    """Give the space of deleted data back."""
-    store.vacuum()
+DROP_SNAPSHOTS: Step = methodcaller("drop_snapshots")
+VACUUM: Step = methodcaller("vacuum")
 
 
 def play(store: Store, *steps: Step) -> None:

@@ -28,7 +28,7 @@ from dspyer.stores import open_store
 from dspyer.stores.base import Change, Point, Row, Snapshot
 from dspyer.stores.content import Content
 from dspyer.stores.postgres import Postgres, Schemas, split_address
-from dspyer.testing.store_samples import BLOB, OTHER_BLOB, append, begin, content, copy_thread, owner, row, rows
+from dspyer.testing.store_samples import BLOB, OTHER_BLOB, append, begin, content, owner, row, rows
 from tests.rows import each
 from tests.stores.proxy import AFTER, BEFORE, Proxy, proxy
 
@@ -125,12 +125,12 @@ WRITES: dict[str, tuple[Change, bytes]] = {
     "an append at the end": (append("t", "r", 2, 2)._replace(lease=0.0, flush=True), b"INSERT INTO"),
     "a lease": (Change("t", 1, owner=owner("r"), lease=90.0), b"clock_timestamp"),
     "rows without a thread": (Change(rows_of="r", rows=rows(2, 2)), b"INSERT INTO"),
-    "a large value": (append("t", "r", 2, value=BLOB), b"COMMIT"),
+    "a large value": (append("t", "r", 2, value=BLOB), b"COMMIT\0"),
     "a large value, half of it": (append("t", "r", 2, value=BLOB), b".entry VALUES"),
-    "a claim": (Change("t", 1, 2, owner("second"), 30.0), b"COMMIT"),
-    "a new run": (begin("t", "s", 2, Point("r", 1), epoch=1), b"COMMIT"),
-    "a new thread": (begin("u", "s", 2), b"COMMIT"),
-    "a snapshot": (Change("t", 1, snapshot=Snapshot(Point("r", 1), content({"v": BLOB}))), b"COMMIT"),
+    "a claim": (Change("t", 1, 2, owner("second"), 30.0), b"COMMIT\0"),
+    "a new run": (begin("t", "s", 2, Point("r", 1), epoch=1), b"COMMIT\0"),
+    "a new thread": (begin("u", "s", 2), b"COMMIT\0"),
+    "a snapshot": (Change("t", 1, snapshot=Snapshot(Point("r", 1), content({"v": BLOB}))), b"COMMIT\0"),
 }
 
 
@@ -178,15 +178,17 @@ def test_a_write_is_repeated_only_once(store: Postgres, far: Postgres, between: 
 
 def test_reads_and_deletions_are_repeated_after_a_lost_connection(far: Postgres, between: Proxy) -> None:
     far.write(begin("t", "r", 2))
+    days, label = Schemas(between.address, prefix="test_"), far._schema.removeprefix("test_")
     before = far.rows("r")
     work: dict[str, Callable[[], bool]] = {
         "rows": lambda: far.rows("r") == before,
         "thread": lambda: far.thread("t") is not None,
         "blobs": lambda: far.blobs(["00"]) == {},
-        "remove": lambda: far.delete(["t"]) is not None and far.threads() == [],
+        "remove": lambda: far.delete(["t", "u"])[:3] == (("t",), 1, 2) and far.threads() == [],
+        "drop": lambda: days.drop(label) and not days.drop(label),
     }
     for name, does in work.items():
-        between.cut(AFTER, b"SELECT" if name != "remove" else b"COMMIT")
+        between.cut(AFTER, b"COMMIT\0" if name in ("remove", "drop") else b"SELECT")
         assert does(), name
         assert not between.armed, name
 
@@ -374,7 +376,7 @@ def test_concurrent_deletions_around_one_run_do_not_deadlock(store: Postgres) ->
                 store.delete([f"base {turn}"])
             elif number > 6:
                 with suppress(ValueError):
-                    store.write(copy_thread(f"copy {turn}-{number}", Point(f"b{turn}", 1)))
+                    store.write(Change(f"copy {turn}-{number}", head=Point(f"b{turn}", 1)))
             else:
                 store.delete([f"t{turn}-{number}"])
 
