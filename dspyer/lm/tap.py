@@ -631,8 +631,7 @@ def call_again(call: LMCall, lm: Any, messages: Sequence[Mapping[str, Any]] | No
 
 def _messages(call: TappedCall) -> list[Any]:
     """The prompt of a call as a list of messages."""
-    entry, given = call.entry, call.given
-    source = given if entry is None else entry
+    source = call.given if call.entry is None else call.entry
     messages, prompt = source.get("messages"), source.get("prompt")
     if messages:
         return list(messages)

@@ -369,13 +369,10 @@ class StreamedCall:
         self._done: set[tuple[int, str]] = set()
         # Before an adapter has formatted a prompt there is none.
         self._make_reader: Callable[[], ResponseReader | None] = lambda: None
-        self._reader: ResponseReader | None = None
-        self._ended = False  # whether the first of several responses to one request has ended
-        self._half = ""  # the first half of a surrogate pair, of which the next chunk may bring the other one
         self._native: dict[str, Any] = {}  # fields that the adapter leaves to the LM, by name, with their types
         calls = [name for name, field in self._outputs.items() if field.annotation is dspy.ToolCalls]
         self._calls_field, self._final = _submit_of(calls, inputs)
-        self._calls = CallTexts(self._final, self._show)
+        self.begin_response()
         settings = dspy.settings
         listeners = settings.get(LISTENERS) or ()
         wanted = not listeners or any(one.predict == predictor for one in listeners)
@@ -409,7 +406,9 @@ class StreamedCall:
 
     def begin_response(self) -> None:
         """Take what is received from now on for another response."""
-        self._reader, self._ended, self._half = self._make_reader(), False, ""
+        self._reader = self._make_reader()
+        self._ended = False  # whether the first of several responses to one request has ended
+        self._half = ""  # the first half of a surrogate pair, of which the next chunk may bring the other one
         self._calls = CallTexts(self._final, self._show)
 
     def _receive(self, chunk: Any) -> None:

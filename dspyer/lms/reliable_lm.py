@@ -15,7 +15,7 @@ import asyncio
 import logging
 import math
 from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import closing, contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import count
@@ -218,18 +218,12 @@ class ReliableLM(dspy.LM):
         return await self._arun(PassedCall(prompt, messages, kwargs, ("forward", "aforward")))
 
     def _run(self, call: PassedCall) -> Any:
-        script = self._script(call)
-        try:
+        with closing(self._script(call)) as script:  # it gives back what it holds, also after Ctrl-C or a cancellation
             return run_script(script)
-        finally:
-            script.close()  # it gives back what it holds, also after Ctrl-C or a cancellation
 
     async def _arun(self, call: PassedCall) -> Any:
-        script = self._script(call)
-        try:
+        with closing(self._script(call)) as script:
             return await arun_script(script)
-        finally:
-            script.close()
 
     def _script(self, call: PassedCall) -> _Script:
         """Asks one LM after the other."""
