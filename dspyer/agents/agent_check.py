@@ -18,7 +18,7 @@ from typing import Any, Literal
 
 import dspy
 
-from dspyer import DELETE, END, ImmutableState
+from dspyer import DELETE, END
 from dspyer.agents.arrivals import POSTED
 from dspyer.agents.compact import current_mode, text_shown
 from dspyer.agents.conversation import (
@@ -115,8 +115,13 @@ class ReflectionFinder(Node):
         own = self._asked(call)
         # A copy, whose signature and demos are others: the module of the program is shared by runs of other threads.
         asked = copy.copy(own)
-        # Demos of turns are none of a check.
-        asked.signature, asked.demos = self._signature(own.signature, call.state), []
+        # An optimizer may have given the mode a signature without one of these inputs, and other instructions.
+        known = own.signature.input_fields
+        kinds = {one: known[one].annotation if one in known else Any for one in self.inputs if one in call.state}
+        fields: dict[str, Any] = {one: (kind, dspy.InputField()) for one, kind in kinds.items()}
+        fields |= {CONVERSATION: (str, dspy.InputField()), PROBLEMS: (list[str], dspy.OutputField())}
+        asked.signature = dspy.Signature(fields, f"{own.signature.instructions}\n\n{REFLECT}")  # type: ignore[arg-type, unused-ignore]  # DSPy's stubs know one form
+        asked.demos = []  # those of turns are none of a check
         set_apart(asked)
         found = yield filled(ModuleStep(asked, self.read_inputs(call)), self.templates), call
         return Reply({PROBLEMS: found[PROBLEMS]})
@@ -131,19 +136,6 @@ class ReflectionFinder(Node):
         """The predictor of the mode."""
         # Of the turn and not of the field `mode`, which a handoff in the same turn may have changed.
         return getattr(call.program, self.mode or last_turn(call.state.raw(MESSAGES)).mode)
-
-    def _signature(self, own: type[dspy.Signature], state: ImmutableState) -> type[dspy.Signature]:
-        """The signature of the predictor with other fields: its instructions may have been tuned."""
-        fields: dict[str, Any] = {}
-        for name in self.inputs:
-            if name in state:
-                # An optimizer may have given the mode a signature without this input.
-                kind = own.input_fields[name].annotation if name in own.input_fields else Any
-                fields[name] = (kind, dspy.InputField())
-        fields[CONVERSATION] = (str, dspy.InputField())
-        fields[PROBLEMS] = (list[str], dspy.OutputField())
-        made: type[dspy.Signature] = dspy.Signature(fields, f"{own.instructions}\n\n{REFLECT}")  # type: ignore[arg-type, assignment, unused-ignore]  # DSPy's stubs know one form
-        return made
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)

@@ -216,12 +216,10 @@ class ToolCheck:
     Attributes:
         finder: the node of the check; `program.<tool>.check` is its module.
         who: the check in errors.
-        tool: the name of the tool.
     """
 
     finder: Node
     who: str
-    tool: str
 
     def script(self, call: Call, args: Mapping[str, Any], result: Any, validate: Validate | None) -> Script[Verdict]:
         """Check a result; `validate` refuses arguments that the tool does not take, None: no other call may follow.
@@ -229,8 +227,8 @@ class ToolCheck:
         The verdict is recorded: a later attempt must not come to another one.
         """
         # Frozen: a check that changes what it sees would change the result that is recorded.
-        seen: Any = freeze({"tool": self.tool, ARGS: args, "result": result})
-        inner = call._replace(overlay=seen, program=getattr(call.program, self.tool, call.program))
+        seen: Any = freeze({"tool": call.node, ARGS: args, "result": result})
+        inner = call._replace(overlay=seen, program=getattr(call.program, call.node, call.program))
 
         def find(_key: str) -> Script[list[Any]]:
             return list(self._verdict((yield from self.finder.script(inner)), inner, validate))
@@ -284,7 +282,7 @@ def plan_tool_check(check: Any, options: NodeOptions, who: str, problems: list[s
     if unknown := [field for field in (built.node.reads or {}).values() if field not in known]:
         given = f"and is given {list_names(SEEN)} and fields ({list_names(options.schema.fields)})"
         problems.append(f"{name}: it reads {list_names(unknown)}, {given}")
-    return ToolCheck(built.node, name, options.name)
+    return ToolCheck(built.node, name)
 
 
 # The arguments of tool calls, validated and parsed as `dspy.Tool` does, with validators that are made once.
@@ -351,9 +349,6 @@ def max_result_problem(given: Any) -> str | None:
     return f"max_result={brief(given)}: give the most characters of a result that are shown whole, or None for all"
 
 
-Reads: TypeAlias = Collection[str] | Mapping[str, str | View | Fill] | None
-Writes: TypeAlias = Collection[str] | Mapping[str, str] | None
-
 EFFECT = "the call"
 """The key under which the outcome of a call is recorded."""
 
@@ -390,8 +385,8 @@ class ToolSpec:
     hidden: FunctionSignature = FunctionSignature()  # noqa: RUF009 - frozen
     required: frozenset[str] = frozenset()
     takes_key: bool = False
-    reads: Reads = None
-    writes: Writes = None
+    reads: Collection[str] | Mapping[str, str | View | Fill] | None = None
+    writes: Collection[str] | Mapping[str, str] | None = None
     approve: Any = False
     effect: bool = False
     render: Callable[[Any], Any] | None = None
