@@ -441,7 +441,7 @@ def own_copy(event: Event, **changes: Any) -> Event:
 
 def is_built_in(event: Event) -> bool:
     """Return whether displays have a form of their own for the class of an event. Others are shown as they say."""
-    return type(event) in _BUILT_IN
+    return type(event).__module__ == __name__ and type(event) is not Event
 
 
 def told(event: Event) -> str:
@@ -841,12 +841,6 @@ class LiveConflict(Event):
         """Return what happened in a few words."""
         name = self.field if self.key is None else f"{self.field}.{self.key}"
         return f"wrote {name} without having read what {self.other} had written ({self.rule})"
-
-
-_BUILT_IN = frozenset((
-    *(RunStarted, NodeStarted, Committed, Forked, Joined, ConflictFound, NodeFailed, AttemptFailed, Asked, RunEnded),
-    *(Answered, Emitted, Doing, ItemStarted, ItemFinished, Token, Posted, LiveConflict, Numbered, Read),
-))  # fmt: skip
 
 
 def _said(error: BaseException) -> str:

@@ -25,6 +25,7 @@ from dspyer.values.scalars import (
     SCALARS,
     KeyPath,
     TooDeepError,
+    Uncopied,
     add_advice,
     refuse_depth,
     same_scalar,
@@ -37,7 +38,7 @@ _EMPTY: FrozenDict[Any, Any] = freeze({})
 
 
 @final
-class _Delete:
+class _Delete(Uncopied):
     """The type of `DELETE`: in a patch it deletes a key, in a conflict it means an absent value."""
 
     __slots__ = ()
@@ -47,12 +48,6 @@ class _Delete:
 
     def __reduce__(self) -> str:
         return "DELETE"
-
-    def __copy__(self) -> _Delete:
-        return self
-
-    def __deepcopy__(self, memo: object) -> _Delete:
-        return self
 
 
 DELETE = _Delete()
@@ -156,7 +151,7 @@ def resets(update: Any) -> bool:
 # --- patches that were committed
 
 
-class SealedPatch(dict[Any, Any]):
+class SealedPatch(Uncopied, dict[Any, Any]):
     """A committed patch: a dict that cannot be changed. Its values are frozen and its inner patches sealed."""
 
     __slots__ = ()
@@ -166,12 +161,6 @@ class SealedPatch(dict[Any, Any]):
 
     __setitem__ = __delitem__ = __ior__ = _refuse
     update = pop = popitem = clear = setdefault = _refuse
-
-    def __copy__(self) -> SealedPatch:
-        return self
-
-    def __deepcopy__(self, memo: object) -> SealedPatch:
-        return self
 
     def __reduce__(self) -> tuple[Any, ...]:
         return SealedPatch, (dict(self),)

@@ -152,20 +152,15 @@ def _merge_mappings(
     base: FrozenDict[Any, Any], left: FrozenDict[Any, Any], right: FrozenDict[Any, Any], path: KeyPath, resolve: Resolve
 ) -> FrozenDict[Any, Any]:
     merged = left
-    for key in _changed_keys(base, right):
+    # Compared by identity alone: `merge_values` compares the values themselves, and only those that are left.
+    changed = [key for key, value in right.raw_items() if base.raw(key, DELETE) is not value]
+    changed += [key for key in base if key not in right]
+    for key in changed:
         left_value = left.raw(key, DELETE)
         value = merge_values(base.raw(key, DELETE), left_value, right.raw(key, DELETE), (*path, key), resolve)
         if value is not left_value:
             merged = merged.discard(key) if value is DELETE else merged.set(key, value)
     return merged
-
-
-def _changed_keys(before: FrozenDict[Any, Any], after: FrozenDict[Any, Any]) -> list[Any]:
-    """The keys whose values may differ: those of `after` in their order, then the removed ones."""
-    # Compared by identity alone: a merge compares the values themselves, and only those that are left.
-    changed = [key for key, value in after.raw_items() if before.raw(key, DELETE) is not value]
-    changed.extend(key for key in before if key not in after)
-    return changed
 
 
 # --- merge policies

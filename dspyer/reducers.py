@@ -31,6 +31,7 @@ from dspyer.patch import DELETE, Replace, apply_value
 from dspyer.patch import Updates as Updates
 from dspyer.values.freezing import freeze
 from dspyer.values.frozen import FrozenDict, FrozenList
+from dspyer.values.scalars import Uncopied
 
 __all__ = [
     "BUILT_IN",
@@ -54,7 +55,7 @@ __all__ = [
 
 
 @dataclass(frozen=True, slots=True)
-class Reducer:
+class Reducer(Uncopied):
     """The rule by which updates fold into a field.
 
     Attributes:
@@ -183,9 +184,6 @@ class Reducer:
 
     def __repr__(self) -> str:
         return f"reducers.{self.name}" if BUILT_IN.get(self.name) is self else f"Reducer({self.name})"
-
-    def __deepcopy__(self, memo: object) -> Reducer:
-        return self
 
     def __reduce__(self) -> str | tuple[Any, ...]:
         if BUILT_IN.get(self.name) is self:

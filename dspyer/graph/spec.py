@@ -22,7 +22,7 @@ from dspyer.layers.redacted import Redacted
 from dspyer.lm.parameters import modules_in
 from dspyer.log.execution_records import AnswerSource, Choose, LMCallLog, Recorded, no_answer
 from dspyer.nodes.callables import class_of
-from dspyer.nodes.check import CheckNode, FinderNode, checks_of, rejecting_of
+from dspyer.nodes.check import CheckNode, FinderNode, checks_of
 from dspyer.nodes.interrupt import InterruptNode
 from dspyer.nodes.module import SubgraphNode
 from dspyer.nodes.node import SENT, Node, Send
@@ -36,7 +36,7 @@ from dspyer.redaction import Redact, Redaction
 from dspyer.scheduler.topology import END, ERROR_MARK, START, Topology
 from dspyer.schema.schema import Schema
 from dspyer.schema.type_fit import merge_problem, path_problem
-from dspyer.values.scalars import is_whole_number
+from dspyer.values.scalars import Uncopied, is_whole_number
 
 # --- what a `Graph` was given, and the checks that can be made before it is compiled
 
@@ -438,7 +438,7 @@ class Derived(dict[str, Any]):
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class GraphSpec:
+class GraphSpec(Uncopied):
     """A compiled graph: `program.graph`. It shows itself as a picture in a notebook.
 
     Attributes:
@@ -524,7 +524,8 @@ class GraphSpec:
         parts = (*self.nodes.values(), *self.routers)
         checked = {name: check for check in self.checks.values() for name in (check.of, check.fix) if name is not None}
         # Derived once: each run asks for them, and `replace` makes them again from what it has changed.
-        object.__setattr__(self, "rejecting", rejecting_of(self.nodes))
+        rejecting = {name: node for name, node in self.nodes.items() if isinstance(node, FinderNode)}
+        object.__setattr__(self, "rejecting", rejecting)
         object.__setattr__(self, "checked", checked)
         searches = {name: node for name, node in self.nodes.items() if type(node).trials_in is not Node.trials_in}
         object.__setattr__(self, "searches", searches)
@@ -676,9 +677,6 @@ class GraphSpec:
     def drawn(self) -> DrawnGraph:
         """The graph as its runs store it: pictures and records know no more."""
         return decode(DrawnGraph, drawing_facts(self))
-
-    def __deepcopy__(self, memo: dict[int, Any]) -> GraphSpec:
-        return self  # frozen, and shared by all copies of a program
 
 
 def with_redaction(graph: GraphSpec, redact: Redact, modules: Iterable[dspy.Module]) -> GraphSpec:

@@ -150,14 +150,12 @@ class Streaming(Layer):
     place: ClassVar[Place] = "attempt"
     around_parts: ClassVar[bool] = True
 
-    def __init__(self) -> None:
-        self._names: dict[int, str] = {}  # of the program's predictors, by id
+    def __init__(self, names: dict[int, str] | None = None) -> None:
+        self._names = names or {}  # of the program's predictors, by id
 
     def of(self, run: Any) -> Streaming:
         """Its part in one run, which knows the names of its predictors."""
-        part = Streaming()
-        part._names = parameter_names(run.program)
-        return part
+        return Streaming(parameter_names(run.program))
 
     def around(self, call: Call, inner: Inner) -> Script[Any]:
         """The script of an attempt, whose predictors stream to the run."""

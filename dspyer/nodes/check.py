@@ -471,11 +471,6 @@ def checks_of(nodes: Mapping[str, Node]) -> dict[str, CheckNode]:
 # --- what a check has refused
 
 
-def rejecting_of(nodes: Mapping[str, Node]) -> dict[str, FinderNode]:
-    """The nodes that may reject an output: the checks, those of agents too."""
-    return {name: node for name, node in nodes.items() if isinstance(node, FinderNode)}
-
-
 def rejected_executions(
     log: Iterable[LogEntry], checks: Mapping[str, FinderNode], failed: Iterable[tuple[str, int]] = ()
 ) -> set[str]:

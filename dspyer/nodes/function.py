@@ -244,16 +244,11 @@ class FunctionNode(BoundNode):
             return Reply({RESULT: result}, goto, True)
         schema = None if self.per_item else self.binding.schema
         values, whole = values_of(result, who, schema, self.writes)
-        if isinstance(result, (BaseModel, dspy.Prediction)) and values and self.writes is None and not self.per_item:
-            self._check_model(result, values)
+        declares_nothing = isinstance(result, (BaseModel, dspy.Prediction)) and values and self.writes is None
+        if declares_nothing and schema and not (schema.accepts_any_key or values.keys() & schema.fields.keys()):
+            kind = type(result).__name__
+            raise NodeOutputError(f"{who} returned a {kind}, which {unknown_outputs_text(values, schema)}")
         return Reply(permitted(values, self.writes, who), goto, whole)
-
-    def _check_model(self, result: object, values: Mapping[str, object]) -> None:
-        schema = self.binding.schema
-        if schema and not schema.accepts_any_key and not values.keys() & schema.fields.keys():
-            raise NodeOutputError(
-                f"{self.who} returned a {type(result).__name__}, which {unknown_outputs_text(values, schema)}"
-            )
 
 
 class UntilCallsEnd(NamedTuple):

@@ -133,7 +133,8 @@ class ModuleNode(BoundNode):
         if self.turns.fields:
             updates |= self.turns.updates(self.name, inputs, values, before)
         if warning:
-            updates = with_warning(self.turns, updates, warning)
+            message = warning_message(warning)  # as a user message before its turn
+            updates |= {field: Updates(message, updates[field]) for field in self.turns.fields if field in updates}
         return Reply(updates, None, True)
 
 
@@ -342,12 +343,6 @@ class Turns(NamedTuple):
 
 
 NO_TURNS = Turns()
-
-
-def with_warning(turns: Turns, updates: Mapping[str, object], warning: str) -> dict[str, object]:
-    """The updates of a node, with the warning as a user message before its turn."""
-    message = warning_message(warning)
-    return {**updates, **{field: Updates(message, updates[field]) for field in turns.fields if field in updates}}
 
 
 def plan_turns(
@@ -789,6 +784,14 @@ def _build_subgraph(module: Any, options: NodeOptions) -> Built:
         writes = {**writes, **{name: name for name in gives if name in (graph.writes or ())}}
     templates = plan_templates((), options, reads, wrong)
     own = {} if options.map is not None or gives is None else gives
+    inner, outer = graph.topology.schema, options.schema
+    same_types = [
+        (one.name, one.field)
+        for one in binding.fields
+        if one.readable and one.view is None and one.computed is None
+        if one.name in inner.fields and one.field in outer.fields
+        if inner.fields[one.name].holds_values_of(outer.fields[one.field])
+    ]
     node = SubgraphNode(
         name=options.name,
         **binding.facts(templates),
@@ -796,27 +799,13 @@ def _build_subgraph(module: Any, options: NodeOptions) -> Built:
         gives=gives,
         folds=frozenset(name for name, field in own.items() if options.schema.reducer(field) is not None),
         per_item=options.map is not None,
-        same_types=_same_types(binding.fields, graph.topology.schema, options.schema),
+        same_types=tuple(same_types),
         shared=SubgraphNode.shared_fields(module, reads, writes, options.schema, wrong),
     )
-    inner = graph.topology.schema
     kinds = {name: value_type(inner, name) for name in gives or () if name in inner.fields}
     raw = {name: update_type(inner, name) for name in kinds if name in node.folds and inner.reducer(name) is not None}
     _compare_types(kinds | raw, gives, options, "give both fields one type, or say writes={{...}}", wrong)
     return wrong.built(node, module, types=[kinds.get(name, Any) for name in gives or ()])
-
-
-def _same_types(inputs: Iterable[FieldParameter], inner: Schema, outer: Schema) -> tuple[tuple[str, str], ...]:
-    """The inputs that come from fields whose values are valid inside too, each as its name and the field."""
-    return tuple(
-        [
-            (one.name, one.field)
-            for one in inputs
-            if one.readable and one.view is None and one.computed is None
-            if one.name in inner.fields and one.field in outer.fields
-            if inner.fields[one.name].holds_values_of(outer.fields[one.field])
-        ]
-    )
 
 
 def _plan_writes(graph: Any, options: NodeOptions, wrong: Flaws) -> FieldNames | None:

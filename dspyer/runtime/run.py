@@ -41,6 +41,7 @@ from dspyer.scheduler.lineage import LogEntry, canonical_order, touches
 from dspyer.scheduler.topology import START
 from dspyer.state import ImmutableState
 from dspyer.values.freezing import freeze
+from dspyer.values.scalars import Uncopied
 from dspyer.views import estimate_tokens
 
 # --- what the prediction of a program knows of its run, so that `Run.of(prediction)` finds it.
@@ -54,7 +55,7 @@ ATTRIBUTE = "_dspyer_run"
 
 
 @dataclass(slots=True, eq=False, repr=False)
-class RunLink:
+class RunLink(Uncopied):
     """The run of a prediction, made when it is first asked for. Copies of the prediction share it."""
 
     _make: Callable[[dspy.Prediction], Any] | None = None
@@ -78,12 +79,6 @@ class RunLink:
         """Gives the run to a prediction, which may come from another process: then it is a plain one of DSPy."""
         prediction.__class__ = Prediction
         prediction.__dict__[ATTRIBUTE] = self
-
-    def __copy__(self) -> RunLink:
-        return self
-
-    def __deepcopy__(self, memo: dict[int, Any]) -> RunLink:
-        return self
 
 
 class Prediction(dspy.Prediction):

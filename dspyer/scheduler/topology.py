@@ -9,11 +9,12 @@ from dataclasses import dataclass
 from difflib import get_close_matches
 from itertools import combinations
 from types import MappingProxyType
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from dspyer.errors import suggestion
 from dspyer.policies import Policies
 from dspyer.schema.schema import Schema
+from dspyer.values.scalars import Uncopied
 
 # --- the loops of a graph, and which positions of branches can still reach which
 
@@ -273,7 +274,7 @@ ERROR_MARK = "✕"
 
 
 @dataclass(frozen=True, slots=True)
-class Topology:
+class Topology(Uncopied):  # optimizers copy programs deeply
     """Nodes, edges and rules of a graph.
 
     Attributes:
@@ -317,9 +318,6 @@ class Topology:
     def has_policy(self, field: str) -> bool:
         """Tell if a merge policy was chosen for a field: only then may nodes that run in parallel both write it."""
         return any(policies.covers(field) for policies in (self.policies, *self.join_policies.values()))
-
-    def __deepcopy__(self, memo: dict[int, Any]) -> Topology:
-        return self  # frozen; optimizers copy programs deeply
 
 
 def _by_source(edges: Iterable[Edge]) -> dict[str, tuple[str, ...]]:

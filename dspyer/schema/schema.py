@@ -41,14 +41,14 @@ from dspyer.state import ImmutableState
 from dspyer.values.freezing import same, unvalidated
 from dspyer.values.frozen import FrozenDict, thaw
 from dspyer.values.persistent import as_map
-from dspyer.values.scalars import SCALARS
+from dspyer.values.scalars import SCALARS, Uncopied
 
 NONE_VALID: Mapping[str, Any] = MappingProxyType({})
 NOTHING_MADE: Mapping[Any, Any] = MappingProxyType({})
 _NEVER_MERGED = (SCALARS - {type(None)}) | {type(DELETE)}  # types that a patch takes as they are
 
 
-class Schema:
+class Schema(Uncopied):
     """The fields of a state. Created by `Schema.of`.
 
     Attributes:
@@ -392,12 +392,6 @@ class Schema:
 
     def __repr__(self) -> str:
         return f"Schema({None if self.model is None else self.model.__name__})"
-
-    def __copy__(self) -> Schema:
-        return self
-
-    def __deepcopy__(self, memo: object) -> Schema:
-        return self
 
     def __reduce__(self) -> tuple[Any, ...]:
         return Schema.of, (self.model, self.show_value, self.adds_conversation)

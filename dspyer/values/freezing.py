@@ -38,6 +38,7 @@ from dspyer.values.scalars import (
     SCALARS,
     KeyPath,
     TooDeepError,
+    Uncopied,
     freeze_key,
     is_scalar,
     refuse_depth,
@@ -391,7 +392,7 @@ _register_builtins()
 # --- stored values of unknown classes
 
 
-class Opaque:
+class Opaque(Uncopied):
     """A stored value of a class that is unknown in this process. It is written back unchanged; any use of it raises.
 
     Attributes:
@@ -437,12 +438,6 @@ class Opaque:
         if name.startswith("__"):  # `copy`, `pickle` and numpy look for such names on every object
             raise AttributeError(f"an opaque value has no attribute {name!r}")
         self._refuse()
-
-    def __copy__(self) -> Opaque:
-        return self
-
-    def __deepcopy__(self, memo: object) -> Opaque:
-        return self
 
     def __reduce__(self) -> tuple[Any, ...]:
         return Opaque, (self.name, self.reason, self.text)

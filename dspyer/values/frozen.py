@@ -17,7 +17,7 @@ from pydantic_core import core_schema
 
 from dspyer.errors import UnsupportedValueError, with_article
 from dspyer.values.persistent import MapData, SequenceData, as_map, as_sequence, extended, with_key, without_key
-from dspyer.values.scalars import MAX_DEPTH, SCALARS, TooDeepError, freeze_key, refuse_change, refuse_missing
+from dspyer.values.scalars import MAX_DEPTH, SCALARS, TooDeepError, Uncopied, freeze_key, refuse_change, refuse_missing
 
 K = TypeVar("K")
 V_co = TypeVar("V_co", covariant=True)
@@ -30,7 +30,7 @@ _GENERATION = 16  # containers in a half of `RecentFindings`
 _new = object.__new__
 
 
-class Container:
+class Container(Uncopied):
     """Base of the frozen values that have parts, except tuples and frozensets, which are Python's own classes."""
 
     __slots__ = ()
@@ -40,12 +40,6 @@ class Container:
 
     def _thaw(self) -> Any:
         raise NotImplementedError
-
-    def __copy__(self) -> Any:
-        return self
-
-    def __deepcopy__(self, memo: object) -> Any:
-        return self
 
 
 class NestedContainer(Container):

@@ -14,7 +14,7 @@ from fractions import Fraction
 from ipaddress import IPv4Address, IPv4Interface, IPv4Network, IPv6Address, IPv6Interface, IPv6Network
 from pathlib import PosixPath, PurePosixPath, PureWindowsPath, WindowsPath
 from types import NoneType
-from typing import Any, NoReturn, TypeGuard, cast
+from typing import Any, NoReturn, Self, TypeGuard, cast
 from uuid import UUID
 from zoneinfo import ZoneInfo
 
@@ -50,6 +50,18 @@ _ADVICE: list[tuple[tuple[type, ...], str]] = [
     ((bytearray, memoryview), "return bytes(...)"),
     ((SecretStr, SecretBytes), "keep secrets out of the state and hand them to the run as one of its `resources`"),
 ]
+
+
+class Uncopied:
+    """Base of what never changes, or is shared by all copies of what refers to it: a copy is the object itself."""
+
+    __slots__ = ()
+
+    def __copy__(self) -> Self:
+        return self
+
+    def __deepcopy__(self, memo: object) -> Self:
+        return self
 
 
 class TooDeepError(UnsupportedValueError):

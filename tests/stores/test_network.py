@@ -86,7 +86,7 @@ def test_a_lost_answer_repeats_no_call_and_no_commit(postgres: str, store: Store
 
     def cut(node: str) -> None:
         assert not between.armed
-        between.cut(when, b"COMMIT" if node == "read" else b"INSERT INTO")
+        between.cut(when, b"COMMIT\0" if node == "read" else b"INSERT INTO")
         cuts.append(node)
 
     desk.before = cut

@@ -125,12 +125,12 @@ WRITES: dict[str, tuple[Change, bytes]] = {
     "an append at the end": (append("t", "r", 2, 2)._replace(lease=0.0, flush=True), b"INSERT INTO"),
     "a lease": (Change("t", 1, owner=owner("r"), lease=90.0), b"clock_timestamp"),
     "rows without a thread": (Change(rows_of="r", rows=rows(2, 2)), b"INSERT INTO"),
-    "a large value": (append("t", "r", 2, value=BLOB), b"COMMIT"),
+    "a large value": (append("t", "r", 2, value=BLOB), b"COMMIT\0"),
     "a large value, half of it": (append("t", "r", 2, value=BLOB), b".entry VALUES"),
-    "a claim": (Change("t", 1, 2, owner("second"), 30.0), b"COMMIT"),
-    "a new run": (begin("t", "s", 2, Point("r", 1), epoch=1), b"COMMIT"),
-    "a new thread": (begin("u", "s", 2), b"COMMIT"),
-    "a snapshot": (Change("t", 1, snapshot=Snapshot(Point("r", 1), content({"v": BLOB}))), b"COMMIT"),
+    "a claim": (Change("t", 1, 2, owner("second"), 30.0), b"COMMIT\0"),
+    "a new run": (begin("t", "s", 2, Point("r", 1), epoch=1), b"COMMIT\0"),
+    "a new thread": (begin("u", "s", 2), b"COMMIT\0"),
+    "a snapshot": (Change("t", 1, snapshot=Snapshot(Point("r", 1), content({"v": BLOB}))), b"COMMIT\0"),
 }
 
 
