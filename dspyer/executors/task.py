@@ -115,13 +115,7 @@ def work(program_bytes: bytes, call_bytes: bytes) -> bytes:
     if isinstance(returned.error, KeyboardInterrupt):  # the worker was interrupted, and not the run
         raise _not_done("was interrupted", returned.error)
     try:
-        parts = {**parts, **large_inputs(call.inputs)}
-        if run is not None:
-            known = result_parts(returned)
-            if run._prediction is not None:
-                known["prediction"] = run._prediction
-            returned = returned._replace(run=encode_returned(run, {**known, **parts}))
-        return encode_returned(returned, parts)
+        return _encode_returned(returned, run, {**parts, **large_inputs(call.inputs)})
     except Exception as error:
         raise _not_done("could not send back what the call has given", error) from error
 
@@ -231,6 +225,15 @@ _loop = DaemonLoop("dspyer-worker")  # one for all calls: clients of async LMs k
 
 
 # --- the result as bytes
+
+
+def _encode_returned(returned: Returned, run: Run | None, parts: Parts) -> bytes:
+    if run is not None:
+        known = result_parts(returned)
+        if run._prediction is not None:
+            known["prediction"] = run._prediction
+        returned = returned._replace(run=encode_returned(run, {**known, **parts}))
+    return encode_returned(returned, parts)
 
 
 def result_parts(returned: Returned) -> Parts:
