@@ -222,12 +222,9 @@ def _mode_problems(plan: AgentPlan) -> Iterator[str]:
                     f"are {list_names(allowed)}.{suggestion(label, allowed)}"
                 )
         follow[own] = {*mode.to, *(routed or allowed if mode.route is not None else ())}
-    reached, waiting = {names[0]}, [names[0]]
-    while waiting:
-        for name in follow.get(waiting.pop(), ()):
-            if name not in reached:
-                reached.add(name)
-                waiting.append(name)
+    reached = [names[0]]
+    for name in reached:  # it grows
+        reached += [other for other in follow.get(name, ()) if other not in reached]
     for name in names:
         if name not in reached:
             yield f"nothing reaches the mode {name!r}: name it in `to` of another mode, or start there"

@@ -22,6 +22,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Annotated, Any, ClassVar, Final, Literal, NamedTuple, TypeAlias, cast
 
 import dspy
@@ -291,25 +292,22 @@ def plan_tool_check(check: Any, options: NodeOptions, who: str, problems: list[s
 # `dspy.Tool` makes a pydantic model and a JSON schema validator for each argument of each call (measured: 320 µs).
 
 
-class ArgumentParser(NamedTuple):
-    """Validates and parses one argument; what it lacks is not checked."""
+def parsed_argument(schema: Any, adapter: TypeAdapter[Any] | None, name: str, value: Any) -> Any:
+    """The value of an argument as one of its type; raises `ValueError`, of pydantic too, for a wrong one.
 
-    schema: Any
-    adapter: TypeAdapter[Any] | None
-
-    def parse(self, name: str, value: Any) -> Any:
-        """The value of an argument as one of its type; raises `ValueError`, of pydantic too, for a wrong one."""
-        if self.schema is not None:
-            plain = value.model_dump() if hasattr(value, "model_dump") else value
-            error = best_match(self.schema.iter_errors(plain))
-            if error is not None:
-                raise ValueError(f"Arg {name} is invalid: {error.message}")
-        return value if self.adapter is None else self.adapter.validate_python(value)
+    Without a schema or an adapter it is not checked by it.
+    """
+    if schema is not None:
+        plain = value.model_dump() if hasattr(value, "model_dump") else value
+        error = best_match(schema.iter_errors(plain))
+        if error is not None:
+            raise ValueError(f"Arg {name} is invalid: {error.message}")
+    return value if adapter is None else adapter.validate_python(value)
 
 
-def argument_parsers(tool: dspy.Tool) -> dict[str, ArgumentParser]:
+def argument_parsers(tool: dspy.Tool) -> dict[str, Callable[[Any], Any]]:
     """The parsers of a tool's arguments by name; an argument for which none can be made is left to the tool."""
-    found = {}
+    found: dict[str, Callable[[Any], Any]] = {}
     for name, schema in (tool.args or {}).items():
         kind = (tool.arg_types or {}).get(name, Any)
         try:
@@ -318,7 +316,7 @@ def argument_parsers(tool: dspy.Tool) -> dict[str, ArgumentParser]:
                 made = validator_for(schema)
                 made.check_schema(schema)
                 validator = made(schema)
-            found[name] = ArgumentParser(validator, None if kind is Any else TypeAdapter(kind))
+            found[name] = partial(parsed_argument, validator, None if kind is Any else TypeAdapter(kind), name)
         except Exception:  # noqa: BLE001 - of a schema or type that is none: the tool says at each call what is wrong
             continue
     return found
@@ -471,7 +469,7 @@ class ToolNode(Node):
     look = Look("tool", "tool")
 
     spec: ToolSpec
-    parsers: Mapping[str, ArgumentParser]
+    parsers: Mapping[str, Callable[[Any], Any]]
     action: ToolAction
     approval: ApprovalRule | None
     check: ToolCheck | None
@@ -654,7 +652,7 @@ class ToolNode(Node):
                 if parser is None:
                     found |= tool._validate_and_parse_args(**{name: value})
                 else:
-                    found[name] = parser.parse(name, value)
+                    found[name] = parser(value)
             except ValidationError as refusal:
                 raise invalid_argument(name, refusal, of_dspy=name not in self.parsers) from refusal
         return found

@@ -138,23 +138,19 @@ def tool(
             raise GraphError(f"tool(..., {option}={brief(text)}): give a text")
     problems: list[str] = []
     found = _describe(target, name, desc, frozenset(reads or ()), effect is True, problems)
-    options = node_options(
-        found.name, target, Schema.of(None), reads=reads, writes=writes, retry=retry, timeout=timeout
-    )
+    of_node: dict[str, Any] = {"reads": reads, "writes": writes, "retry": retry, "timeout": timeout}
+    options = node_options(found.name, target, Schema.of(None), **of_node)
     problems += [text.replace("node ", "tool ", 1) for text in options.problems]
     if found.tool is NO_TOOL:
         raise GraphError(problems)
     found = replace(
         found,
-        reads=reads,
-        writes=writes,
+        **of_node,
         approve=approve,
         effect=effect,
         render=render,
         check=compiled(check, f"{found.name}.check"),
         raises=raises if isinstance(raises, tuple) else (raises,),
-        retry=retry,
-        timeout=timeout,
         max_result=max_result,
     )
     problems += _option_problems(found)

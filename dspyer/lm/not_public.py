@@ -99,16 +99,15 @@ def _check() -> None:
     for name in (CALLERS, TRACKER, SEND_STREAM, LISTENERS, TRACE, TRACE_SIZE, HISTORY_OFF, HISTORY_SIZE):
         if name not in DEFAULT_CONFIG:
             raise _lacks(f"it has no setting {name!r}")
-    owners: list[tuple[Any, Any, tuple[str, ...]]] = [
-        (dspy.Module, dspy.Module(), (COMPILED,)),
-        (dspy.Example, dspy.Example(), (INPUT_KEYS,)),
-        (dspy.BootstrapFewShot, dspy.BootstrapFewShot, (BOOTSTRAP,)),
-        (dspy.Tool, dspy.Tool, (VALIDATE_ARGUMENTS,)),
+    owners: list[tuple[Any, Any, str]] = [
+        (dspy.Module, dspy.Module(), COMPILED),
+        (dspy.Example, dspy.Example(), INPUT_KEYS),
+        (dspy.BootstrapFewShot, dspy.BootstrapFewShot, BOOTSTRAP),
+        (dspy.Tool, dspy.Tool, VALIDATE_ARGUMENTS),
     ]
-    for owner, one, names in owners:
-        for name in names:
-            if not hasattr(one, name):
-                raise _lacks(f"dspy.{owner.__name__} has no {name!r}")
+    for owner, one, name in owners:
+        if not hasattr(one, name):
+            raise _lacks(f"dspy.{owner.__name__} has no {name!r}")
 
 
 _check()

@@ -219,10 +219,9 @@ def _schema_text(schema: type[BaseModel]) -> str:
 
 def _parameters(function: Callable[..., object]) -> str:
     try:
-        names = list(signature_of(function).parameters)
+        return f"({', '.join(signature_of(function).parameters)})"
     except (ValueError, TypeError):  # a built-in function without a signature
-        names = ["..."]
-    return "(" + ", ".join(names) + ")" if names != ["..."] else "(*args)"
+        return "(*args)"
 
 
 # By the id of a class, or of the code of a function, while it lives: `inspect` may parse the whole file of a class.

@@ -16,6 +16,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any, Final, NamedTuple, TypeVar
 
 import dspy
@@ -261,16 +262,10 @@ class _Untapped(list[Any]):
         callers = dspy.settings.get(CALLERS)
         if callers and isinstance(callers[0], TappedCall):
             return
-        call = TappedCall(_NamedLM(str(entry.get("model"))), {"kwargs": entry.get("kwargs")})
+        call = TappedCall(SimpleNamespace(model=str(entry.get("model"))), {"kwargs": entry.get("kwargs")})
         call.history.append(entry)
         call.usages += [entry["usage"]] if entry.get("usage") else []
         call.end(entry.get("outputs"), None)
-
-
-class _NamedLM(NamedTuple):
-    """An LM of which the name alone is known."""
-
-    model: str
 
 
 class _LMCallbacks(list[Any]):

@@ -19,7 +19,7 @@ from collections.abc import Callable, Collection, Mapping
 from contextlib import AbstractContextManager, suppress
 from functools import partial
 from inspect import unwrap
-from typing import Any, Protocol
+from typing import Any, TypeAlias
 from xml.parsers import expat
 
 import dspy
@@ -45,13 +45,6 @@ Show = Callable[[str, str, bool], None]
 
 TakeNested = Callable[[str, Any], bool]
 """Called with a field and its value as far as it has been parsed; returns whether it has taken the field."""
-
-
-class ResponseReader(Protocol):
-    """Reads a response piece by piece."""
-
-    def feed(self, text: str) -> None:
-        """Read the next piece."""
 
 
 def reader_for(
@@ -232,7 +225,10 @@ class XMLText:
             self._texts[self._name] += text
 
 
-_READERS: tuple[tuple[type[dspy.Adapter], Callable[[GrowingValues], ResponseReader]], ...] = (
+ResponseReader: TypeAlias = JSONText | ChatText | XMLText
+"""Reads a response piece by piece."""
+
+_READERS: tuple[tuple[type[dspy.Adapter], type[ResponseReader]], ...] = (
     (dspy.JSONAdapter, JSONText),  # before the class that it is a subclass of
     (dspy.ChatAdapter, ChatText),
     (dspy.XMLAdapter, XMLText),
@@ -371,7 +367,8 @@ class StreamedCall:
         self._outputs = dspy.ensure_signature(inputs.get("signature") or predictor.signature).output_fields
         self._shown: dict[tuple[int, str], list[str]] = {}
         self._done: set[tuple[int, str]] = set()
-        self._make_reader: Callable[[], ResponseReader | None] = _no_reader
+        # Before an adapter has formatted a prompt there is none.
+        self._make_reader: Callable[[], ResponseReader | None] = lambda: None
         self._reader: ResponseReader | None = None
         self._ended = False  # whether the first of several responses to one request has ended
         self._half = ""  # the first half of a surrogate pair, of which the next chunk may bring the other one
@@ -472,10 +469,6 @@ class StreamedCall:
             # A value that is no text is shown as the LM has written it, in whatever form.
             is_text = not shown or isinstance(value, (str, dspy.Reasoning))
             self._show(place, field, whole[len(shown) :] if is_text and whole.startswith(shown) else "", True)
-
-
-def _no_reader() -> None:
-    """Before an adapter has formatted a prompt."""
 
 
 def _decides(predictor: Any) -> bool:

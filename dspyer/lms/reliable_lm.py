@@ -178,6 +178,11 @@ class PassedCall:
         return replace(self.request, model=lm.model), self.messages, options
 
 
+def _of_all(capability: str) -> Any:
+    """The property that says whether all LMs of a reliable one have a capability."""
+    return property(lambda self: all(getattr(lane.lm, capability) for lane in self._lanes))
+
+
 class ReliableLM(dspy.LM):
     """A `dspy.LM` that passes each call on to one of its LMs. `reliable` makes it."""
 
@@ -377,17 +382,9 @@ class ReliableLM(dspy.LM):
         loaded = cls(lms, RateLimits(**state["limits"]), retry, math.inf if cooldown is None else cooldown)
         return loaded.copy(cache=state["cache"], **state["changes"])
 
-    @property
-    def supports_function_calling(self) -> bool:
-        return all(lane.lm.supports_function_calling for lane in self._lanes)
-
-    @property
-    def supports_reasoning(self) -> bool:
-        return all(lane.lm.supports_reasoning for lane in self._lanes)
-
-    @property
-    def supports_response_schema(self) -> bool:
-        return all(lane.lm.supports_response_schema for lane in self._lanes)
+    supports_function_calling = _of_all("supports_function_calling")
+    supports_reasoning = _of_all("supports_reasoning")
+    supports_response_schema = _of_all("supports_response_schema")
 
     @property
     def supported_params(self) -> set[str]:

@@ -95,7 +95,6 @@ class FewShot(dspy.BootstrapFewShot):
             max_errors=max_errors,
         )
         self.rollouts = rollouts
-        self._field_metric = metric
 
     def compile(
         self, student: dspy.Module, *, teacher: dspy.Module | None = None, trainset: Sequence[dspy.Example]
@@ -132,7 +131,7 @@ class FewShot(dspy.BootstrapFewShot):
             ('north', 2)
         """
         trainset = list(trainset)
-        validate(student, self._field_metric, trainset=trainset)
+        validate(student, self.metric, trainset=trainset)
         self.error_count = 0
         tuned: dspy.Module = super().compile(student, teacher=teacher, trainset=trainset)
         return tuned
@@ -182,7 +181,7 @@ class FewShot(dspy.BootstrapFewShot):
             for predictor, demos in kept:
                 predictor.demos = [one for one in demos if one != example]
             with dspy.context(**self.teacher_settings):
-                metric, again = self._field_metric, self.rollouts
+                metric, again = self.metric, self.rollouts
                 return Sheet(self.teacher, example, metric, metric.gold_keys, (), again, after_checks=True).observe()
         finally:
             for predictor, demos in kept:

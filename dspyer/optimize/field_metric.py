@@ -14,7 +14,7 @@ from pydantic import ValidationError
 from pydantic_core import to_jsonable_python
 
 from dspyer import CompiledGraph, Run
-from dspyer.errors import annotate, brief, list_names, suggestion, with_article
+from dspyer.errors import brief, list_names, noting, suggestion, with_article
 from dspyer.extend import is_async, modules_in, read_signature
 from dspyer.lm.not_public import TRACE
 
@@ -57,11 +57,8 @@ class FieldFunction:
 
     def judge(self, key: str, example: Any, value: Any, state: Any) -> FieldResult:
         """The verdict on one value."""
-        try:
+        with noting(f"in the metric of {key!r}"):
             found = self._judged(key.rpartition(".")[2], example, value, state)
-        except Exception as error:
-            annotate(error, f"in the metric of {key!r}")
-            raise
         return _result(found, key)
 
     def _judged(self, field: str, example: Any, value: Any, state: Any) -> Any:
