@@ -213,8 +213,6 @@ class Keyed(NamedTuple):
 # The built-in reducers follow, each behind the functions that it consists of. A new one is a group of these, and a row
 # in the table of tests/test_reducers.py.
 
-_EMPTY_LIST: FrozenList[Any] = FrozenList()
-
 
 def _any_update(update: Any) -> None:
     """A check that accepts every update."""
@@ -267,7 +265,7 @@ _LOG_HINT = "log takes one item; for several return Updates(*items)"
 append = Reducer(
     "append",
     _append,
-    _EMPTY_LIST,
+    message_list.EMPTY,
     _any_update,
     _item_type("append"),
     hint="append takes one item; for a list of items give the field reducers.extend",
@@ -278,7 +276,7 @@ log = derived(append, name="log", append_only=True, update_type=_item_type("log"
 extend = Reducer(
     "extend",
     _extend,
-    _EMPTY_LIST,
+    message_list.EMPTY,
     _check_extend,
     lambda annotation: list[_type_arguments(annotation, "extend", list)[0]],  # type: ignore[misc]  # made at run time
     parts=_items,
@@ -380,7 +378,7 @@ def _messages_type(annotation: Any) -> Any:
 add_messages = Reducer(
     "add_messages",
     message_list.add,
-    _EMPTY_LIST,
+    message_list.EMPTY,
     message_list.check,
     _messages_type,
     message_list.assign_ids,

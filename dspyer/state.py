@@ -13,7 +13,6 @@ from dspyer.values.freezing import freeze
 from dspyer.values.frozen import FrozenDict, dict_of_pairs, thaw
 from dspyer.values.scalars import KeyPath, refuse_key
 
-_EMPTY: Any = freeze({})
 _STR = frozenset({str})
 
 
@@ -131,7 +130,7 @@ class ImmutableState(FrozenDict[str, Any]):
             >>> a.merge(b, policy="combine_lists").to_dict()
             {'user_id': 123, 'tags': ['active', 'premium'], 'score': 95}
         """
-        start = _EMPTY if base is None else freeze(base)
+        start: Any = freeze({} if base is None else base)
         merged: ImmutableState = merge_values(start, self, freeze(other), (), Policies.of(policy).resolve)
         return merged
 

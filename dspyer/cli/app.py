@@ -64,8 +64,9 @@ COMMANDS: tuple[Function, ...] = (
 """In the order of the help: what looks at stored runs, what runs a program, what changes threads."""
 
 
-def make_app() -> typer.Typer:
-    """The app with all commands."""
+@cache
+def make_command() -> Any:
+    """The app with all commands as one command, which is built once: `main(args, prog_name)` runs it."""
     app = typer.Typer(
         name="dspyer",
         help="Run dspyer programs, and look at the runs that a store keeps.",
@@ -78,13 +79,7 @@ def make_app() -> typer.Typer:
     app.callback(help=app.info.help)(_options)
     for function in COMMANDS:
         app.command(function.__name__)(_guarded(with_groups(function)))
-    return app
-
-
-@cache
-def make_command() -> Any:
-    """The app as one command, which is built once: `main(args, prog_name)` runs it."""
-    return get_command(make_app())
+    return get_command(app)
 
 
 def _print_version(asked: bool) -> None:

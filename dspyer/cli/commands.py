@@ -195,12 +195,13 @@ def show(
     ] = False,
 ) -> None:
     """Show the last run of a thread, its state and the LM calls of what failed, or one commit."""
-    from dspyer.cli.store_access import facts_of, failed_calls, json_of, shown_state
+    from dspyer.cli.store_access import facts_of, failed_calls, json_of, shown_state, step_of
 
     with common.archive() as archive:
         t = archive.thread(thread)
         if commit is not None:
-            _show_step(t, commit, run, prompts, common)
+            found, is_commit = step_of(t, version_of(commit), run)
+            common.show(found, lambda found: (print_commit if is_commit else print_execution)(found, prompts))
             return
         info, items, answers, messages = facts_of(t, run)
         if common.as_json:
@@ -212,13 +213,6 @@ def show(
             print_messages(messages)
             print_calls("LM calls of what failed", failed_calls(t, run), prompts)
             print_values("state", json_of(shown_state(t, run)))
-
-
-def _show_step(t: Any, name: str, run: str | None, prompts: bool, common: CommonOptions) -> None:
-    from dspyer.cli.store_access import step_of
-
-    found, is_commit = step_of(t, version_of(name), run)
-    common.show(found, lambda found: (print_commit if is_commit else print_execution)(found, prompts))
 
 
 def log(

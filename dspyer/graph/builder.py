@@ -685,10 +685,12 @@ class Graph:
         given = checked_layers(layers, "compile(layers=)")
         # What `compile` is given takes the place of what an agent or a converted graph has of the same kind.
         of_graph = [one for one in self._layers if type(one) not in map(type, given)]
+        copies: dict[int, dspy.Module] = {}  # of modules that get more inputs: one of several nodes is copied only once
+        nodes = [_sharing(one, copies) if self._options.conversation else one for one in self._nodes.values()]
         # With copies of the collections: the graph may be changed before an optimizer asks for its text.
         declared = Declarations(
             self._options,
-            tuple(in_conversation(self._nodes.values()) if self._options.conversation else self._nodes.values()),
+            tuple(nodes),
             tuple(self._edges),
             self._settle_policies | self._join_policies,
         )
@@ -773,17 +775,12 @@ def check_shared(schema: Schema) -> None:
         )
 
 
-def in_conversation(nodes: Iterable[NodeOptions]) -> list[NodeOptions]:
-    """The options of nodes, with the declarations of a shared conversation.
+def _sharing(options: NodeOptions, copies: dict[int, dspy.Module]) -> NodeOptions:
+    """The options of a node, with the declarations of a shared conversation.
 
     Left as they are: nodes that the user has left out or that name the conversation themselves, maps, and what is no
-    module. A module that gets more inputs is copied, and one of several nodes only once.
+    module.
     """
-    copies: dict[int, dspy.Module] = {}
-    return [_sharing(one, copies) for one in nodes]
-
-
-def _sharing(options: NodeOptions, copies: dict[int, dspy.Module]) -> NodeOptions:
     module, named = options.node, {*(options.reads or {}).values(), *(options.writes or {}).values()}
     named |= {name for source in options.computed.values() for name in source.names}
     is_module = isinstance(module, dspy.Module) and not isinstance(module, (KindOptions, Node))

@@ -55,9 +55,9 @@ class Actions:
         thread, at = {"thread": str}, {"at": str | int}
         return [
             _action("answer", self._answer, {**thread, "answers": dict}, {"by": str, "comment": str}),
-            _action("resume", self._resume, thread),
+            _action("resume", lambda thread: self._begin(self._existing(thread)[0].stream_resume()), thread),
             _action("stop", self._stop, thread),
-            _action("rerun", self._rerun, thread | at),
+            _action("rerun", lambda thread, at: self._begin(self._existing(thread)[0]._stream_rerun(at)), thread | at),
             _action("copy", self._copy, {**thread, "to": str}, {**at, "patch": dict}),
             _action(
                 "again",
@@ -83,15 +83,9 @@ class Actions:
 
     # --- in worker threads: they may block
 
-    def _resume(self, thread: str) -> dict[str, Any]:
-        return self._begin(self._existing(thread)[0].stream_resume())
-
     def _stop(self, thread: str) -> dict[str, Any]:
         self._existing(thread)[0].stop()
         return {"stopped": True}
-
-    def _rerun(self, thread: str, at: str | int) -> dict[str, Any]:
-        return self._begin(self._existing(thread)[0]._stream_rerun(at))
 
     def _again(
         self, thread: str, run: str, step: str, call: int, messages: list[Any] | None = None, model: str | None = None

@@ -341,6 +341,7 @@ GRACE = 1.0
 """Seconds in which a thread that waited for async code may end after that code was cancelled."""
 
 
+@dataclass(frozen=True, slots=True)
 class NodeLM(Layer):
     """Gives a language model to the predictors of a node that have none, those in graphs inside too.
 
@@ -351,11 +352,9 @@ class NodeLM(Layer):
         lm: the language model.
     """
 
-    __slots__ = ("lm",)
     place: ClassVar[Place] = "outside"  # around condensers too
 
-    def __init__(self, lm: dspy.BaseLM) -> None:
-        self.lm = lm
+    lm: dspy.BaseLM
 
     def around(self, call: Call, inner: Inner) -> Script[Any]:
         """The script of the node, each step of it with the language model."""

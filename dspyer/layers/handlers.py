@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, cast
 
 from dspyer.errors import always_raised, unwrap_stop_iteration
-from dspyer.failure import Failure
 from dspyer.layers.attempts import RetryOn, accepts
 from dspyer.layers.layer import Inner, Layer, Place
 from dspyer.nodes.function import folded
@@ -93,20 +92,14 @@ class ErrorEdges(_Catches):
         session = call.runner.session
         # The number of the last attempt stands in the notes: the one at hand is the first, since retries are inside.
         failed = last_attempt(session.notes.failed_attempts.get(attempt.execution, ()))
-        failure = Failure.of(
-            error,
-            node=attempt.node,
-            branch=attempt.branch,
-            execution=attempt.execution,
-            attempt=failed,
-            index=_send_index(call),
-        )
+        failure = attempt.failure(error, failed, _send_index(call))
         updates = {} if edge.into is None else {edge.into: failure}
         patch, after = folded(call, updates, session.graph.topology.schema, whole=True)
         session.failure_caught(call, error, failure)
         return Output(patch, after, None, (Target(edge.target),), False, failure, call)
 
 
+@dataclass(frozen=True, slots=True)
 class Reports(_Catches):
     """Reports what the last attempt of one node raised, as a tool of an agent does.
 
@@ -114,17 +107,14 @@ class Reports(_Catches):
     take what it does not report.
     """
 
-    __slots__ = ("_node",)
-
-    def __init__(self, node: Node) -> None:
-        self._node = node
+    node: Node
 
     def caught(self, call: Call, error: Exception) -> Output | None:
         """The output with the report; None if the node reports no such error."""
         # The attempt is the last one, which commits, since the answers to its questions count.
         last: Attempt = call.context.delegate.last
         call = call.of_attempt(last)
-        reply = self._node.error_reply(call, error)
+        reply = self.node.error_reply(call, error)
         if reply is None:
             return None
         last.finish()

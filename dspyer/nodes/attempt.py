@@ -310,15 +310,15 @@ class Attempt:
         """The id of the execution; of an item or another part, that of the whole."""
         return whole_execution(self.execution)
 
-    def failure(self, error: BaseException, number: int) -> Failure:
-        """The record of what attempt `number` of this execution raised."""
+    def failure(self, error: BaseException, number: int, index: int | None = None) -> Failure:
+        """The record of what attempt `number` of this execution raised; `index` is the place of its `Send`, if any."""
         return Failure.of(
             error,
             node=self.node,
             branch=self.branch,
             execution=self.execution,
             attempt=number,
-            index=self.index,
+            index=self.index if index is None else index,
         )
 
     def publish(self, value: object) -> None:

@@ -350,12 +350,6 @@ class Binding:
         """The names in an overlay that hide a field."""
         return {field.field for field in self.fields if field.computed is None}
 
-    def whole_fields(self, state: ImmutableState) -> list[tuple[str, str]]:
-        """The fields that are read whole, without a view, each as the node's own name and the field."""
-        found = [(one.name, one.field) for one in self.fields if one.readable and not one.view and not one.computed]
-        found += [(name, name) for name in state] if self.whole_state and self.reads is None else []
-        return [(name, field) for name, field in found if field in state]
-
     def bind(self, call: Call) -> dict[str, Any]:
         """The arguments of one call."""
         state, overlay = call.state, call.overlay
@@ -421,7 +415,10 @@ class BoundNode(Node):
 
     def whole_fields(self, state: ImmutableState) -> list[tuple[str, str]]:
         """The fields that a call reads whole, without a view, each as the node's own name and the field."""
-        return self.binding.whole_fields(state)
+        own = self.binding
+        found = [(one.name, one.field) for one in own.fields if one.readable and not one.view and not one.computed]
+        found += [(name, name) for name in state] if own.whole_state and own.reads is None else []
+        return [(name, field) for name, field in found if field in state]
 
     @property
     def input_names(self) -> tuple[str, ...]:

@@ -228,11 +228,7 @@ def class_of(annotation: Any) -> type | None:
 
 def giving(value: Any) -> Callable[[], Any]:
     """A function that returns a value."""
-
-    def constant() -> Any:
-        return value
-
-    return constant
+    return lambda: value
 
 
 # Search for modules that a function uses without the graph knowing: they would not be tuned, copied or saved.

@@ -590,7 +590,9 @@ async def acall_program(
             inside = await found._arun_inside(given, attempt, name, stop_signal)
     except Interrupt:
         # An `asyncio.TaskGroup` cancels all its tasks as soon as one raises: what they were doing would be done again.
-        await attempt.open_calls().others_end()
+        # A cancellation ends the wait, not the calls.
+        while running := attempt.open_calls().running():
+            await _until_ended(running)
         raise
     attempt.check_time()
     return inside.prediction
@@ -719,11 +721,6 @@ class OpenCalls:
             self._stopped = True
         for call in self.running():
             call.stop_signal.stop(ENDED_EARLY)
-
-    async def others_end(self) -> None:
-        """Waits until no call is in progress. A cancellation ends the wait, not the calls."""
-        while running := self.running():
-            await _until_ended(running)
 
     def close(self) -> None:
         """Waits until all calls have ended, and refuses later ones."""

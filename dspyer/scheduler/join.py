@@ -298,23 +298,17 @@ class Join:
                 sides = value_at_key(keyed, base, key), old, new
                 new = self._merge_key(keyed, (field, key), sides, left_last[key], item)
             if self.crossed and (field, key) not in self.winners and not same(put, new):
-                self._note_overwritten((field, key), new, bit)
+                # The last commit of this branch alone to set the key did not put this value: one that several branches
+                # contain has overwritten it. Without the value in the join's patch, `blame`, views and later joins,
+                # which apply the commits of one branch after the shared ones, would take the older value.
+                shared = [one for one in by_key.get(key, ()) if one.mask >> bit & 1]
+                self.winners[field, key] = self._credited(shared[-1], (field, key)) if shared else self.index
+                self.resolved[field, key] = new
             if new is not DELETE:
                 update[key] = new
             elif value is not DELETE:
                 value = keyed.without(value, key)
         return self._replay(field, value, keyed.make_update(update))
-
-    def _note_overwritten(self, path: KeyPath, value: Any, bit: int) -> None:
-        """Records the writer of a value under a key that the last commit of branch `bit` alone to set it did not put.
-
-        A commit that several branches contain has overwritten that one. Without the value in the join's patch, `blame`,
-        views and later joins, which apply the commits of one branch after the shared ones, would take the older value.
-        """
-        field, key = path
-        shared = [item for item in self.keys.get(field, {}).get(key, ()) if item.mask >> bit & 1]
-        self.winners[path] = self._credited(shared[-1], path) if shared else self.index
-        self.resolved[path] = value
 
     def _merge_key(
         self,

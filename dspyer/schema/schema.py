@@ -121,11 +121,6 @@ class Schema(Uncopied):
         return Schema(self.model, self.fields, self._read_only_class, show_value)
 
     @property
-    def adds_conversation(self) -> bool:
-        """Return whether the field `messages` is none of the model's."""
-        return "messages" in self.fields and self.model is not None and "messages" not in self.model.model_fields
-
-    @property
     def accepts_any_key(self) -> bool:
         """Return whether any key is allowed and nothing is validated."""
         return self.model is None
@@ -394,7 +389,8 @@ class Schema(Uncopied):
         return f"Schema({None if self.model is None else self.model.__name__})"
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return Schema.of, (self.model, self.show_value, self.adds_conversation)
+        own = {} if self.model is None else self.model.model_fields
+        return Schema.of, (self.model, self.show_value, "messages" in self.fields and "messages" not in own)
 
 
 def _shape(field: Field) -> FieldShape:

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
 from operator import methodcaller
 from types import MappingProxyType
 from typing import Any
@@ -116,16 +115,6 @@ def append(thread: str, run: str, first: int, count: int = 1, epoch: int = 1, va
     return Change(thread, epoch, head=Point(run, first + count - 1), rows_of=run, rows=new)
 
 
-@contextmanager
-def must_refuse(error: type[Exception] | tuple[type[Exception], ...], promise: str) -> Iterator[None]:
-    """Expect an exception; without one, fail with the promise that the store has broken."""
-    try:
-        yield
-    except error:
-        return
-    raise AssertionError(f"not refused: {promise}")
-
-
 def thread_of(store: Store, name: str) -> ThreadRow:
     """The row of a thread, which must exist."""
     found = store.thread(name)
@@ -151,7 +140,8 @@ def dump(store: Store, *runs: str) -> dict[str, Any]:
             entries = [
                 (entry.seq, entry.kind, entry.header, readable(store, entry.content)) for entry in store.rows(name)
             ]
-            shots = {entry[0]: _read_snapshot(store, Point(name, entry[0])) for entry in entries}
+            found_at = {seq: store.snapshot(Point(name, seq)) for seq, *_ in entries}
+            shots = {seq: (one.at, readable(store, one.content)) for seq, one in found_at.items() if one is not None}
             seen[name] = (run.thread, run.parents, dict(run.header), entries, shots)
             waiting.extend(point.run for point in run.parents)
     return {
@@ -172,11 +162,6 @@ def readable(store: Store, stored: Content | None) -> Any:
 def blobs_of(store: Store, stored: Content) -> dict[str, bytes]:
     """The blobs of a content by id: its own, and those in the store."""
     return {**stored.blobs, **store.blobs(stored.refs)}
-
-
-def _read_snapshot(store: Store, at: Point) -> Any:
-    found = store.snapshot(at)
-    return None if found is None else (found.at, readable(store, found.content))
 
 
 def try_to(change: Callable[[], object]) -> None:
