@@ -40,6 +40,8 @@ class FakeClock(Clock):
         self.skips_pauses = False
         # In whole 2**-20 s: sums with whole, half or quarter seconds are exact then, as tests compare them.
         self._stands_at = math.ceil(time.monotonic() * 2**20) / 2**20 if stands else None
+        # Read once: a thread that is interrupted between two reads would see time go backwards.
+        self._epoch = math.ceil((time.time() - time.monotonic()) * 2**20) / 2**20
         self._ahead = 0.0
         self._alarms: set[Alarm] = set()
         self._changed = Condition()
@@ -117,7 +119,7 @@ class FakeClock(Clock):
         raise TimeoutError(f"only {len(left)} of {count} {kind!r} waited within {patience:g} s; what waits: {others}")
 
     def wall(self) -> float:
-        """Unix time: that of the system, moved as this clock was.
+        """Unix time: that of the system when this clock was made, moved as this clock was.
 
         Example:
             >>> from dspyer.testing import clock
@@ -127,7 +129,7 @@ class FakeClock(Clock):
             ...     round(time.wall() - before)
             60
         """
-        return time.time() + self.now() - time.monotonic()
+        return self._epoch + self.now()
 
     def skips(self, seconds: float) -> bool:
         """Note a pause, and let it pass if that is asked for; return whether it was.

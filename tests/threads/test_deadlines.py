@@ -96,6 +96,14 @@ def asking(request: pytest.FixtureRequest) -> Callable[..., tuple[Thread, list[o
     return begun
 
 
+def test_the_time_of_day_stands_still_with_the_clock(time: FakeClock, monkeypatch: pytest.MonkeyPatch) -> None:
+    before = time.wall()
+    monkeypatch.setattr("time.time", lambda: before - 1)  # it was read a while before the clock that stands
+    assert time.wall() == before
+    time.advance(24 * 3600)
+    assert time.wall() == before + 24 * 3600
+
+
 def test_before_the_time_a_resume_changes_nothing(asking: Any, resume: Resume, time: FakeClock) -> None:
     thread, calls = asking(expires=60, default=False)
     (question,) = thread.questions
