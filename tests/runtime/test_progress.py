@@ -190,8 +190,9 @@ def test_the_time_left_is_that_of_the_items_that_are_left(terminal: Terminal) ->
     (found,) = re.findall(r"([\d:.]+)(?: s)? left", shown[0])
     left = sum(float(part) * 60**place for place, part in enumerate(reversed(found.split(":"))))
     ended = len(times) - 2
-    # The seventh item may be shown before its node is entered: what is sure to lie before the picture is the sixth.
-    assert (times[-3] - times[0]) / ended * 4994 - 1 <= left <= (times[-1] - began) / ended * 4994 + 1
+    # An item is told of before or after its node is entered: what surely lies between the first and the last event that
+    # the picture shows is the time from the start of the second one to that of the last one that has ended.
+    assert (times[-3] - times[1]) / ended * 4994 - 1 <= left <= (times[-1] - began) / ended * 4994 + 1
 
 
 def test_an_attempt_of_an_item_is_none_of_the_node(terminal: Terminal) -> None:
