@@ -154,10 +154,12 @@ def metrics_here() -> list[Metrics]:
     """The numbers of the program's meter provider; none if it has set none."""
     try:
         provider = metrics.get_meter_provider()
+        if _made and _made[0].provider is provider:  # each commit asks
+            return _made
         if type(provider).__module__.startswith("opentelemetry.metrics"):
             return []  # of the API itself, which counts nothing
         with _lock:
-            if not _made or _made[0].provider is not provider:
+            if not _made or _made[0].provider is not provider:  # another thread may have made them meanwhile
                 _made[:] = [Metrics(provider)]
             return _made
     except Exception as error:  # noqa: BLE001 - of a provider that the environment names: the run goes on
@@ -170,9 +172,15 @@ def add_store_time(what: str, store: Any, seconds: float) -> None:
     for numbers in metrics_here():
         while "store" in vars(store):  # it is around another one; one over many has none
             store = store.store
-        kind = next(cls.__name__ for cls in type(store).__mro__ if not cls.__name__.startswith("_")).lower()
+        kind = _kind(type(store).__mro__)
         numbers.add(seconds, f"dspyer.store.{what}", kind)
-        numbers.add(what == "write.time", "dspyer.store.writes", kind)
+        if what == "write.time":
+            numbers.add(1, "dspyer.store.writes", kind)
+
+
+@lru_cache
+def _kind(classes: tuple[type, ...]) -> str:
+    return next(cls.__name__ for cls in classes if not cls.__name__.startswith("_")).lower()
 
 
 @lru_cache
