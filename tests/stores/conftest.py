@@ -7,7 +7,10 @@ from collections.abc import Iterator
 
 import pytest
 
+from dspyer.stores.postgres import Postgres
 from tests.stores import postgres_server
+from tests.stores.postgres_server import split_schema
+from tests.stores.proxy import Proxy, proxy
 
 
 @pytest.fixture(scope="session")
@@ -25,3 +28,16 @@ def postgres(postgres_address: str) -> Iterator[str]:
     address = postgres_server.fresh(postgres_address)
     yield address
     postgres_server.drop(address)
+
+
+@pytest.fixture
+def store(postgres: str) -> Iterator[Postgres]:
+    with Postgres(postgres) as opened:
+        yield opened
+
+
+@pytest.fixture
+def between(postgres: str) -> Iterator[Proxy]:
+    """A network before the server, which a test lets fail."""
+    with proxy(split_schema(postgres)[0]) as found:
+        yield found

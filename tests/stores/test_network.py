@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from threading import Barrier
 from typing import Any
 from urllib.parse import urlsplit
-
-import pytest
 
 from dspyer import END, START, CompiledGraph, Context, Graph
 from dspyer.errors import ConcurrentRunError
@@ -21,18 +19,6 @@ from tests.stores.proxy import AFTER, BEFORE, LATE, Proxy, proxy
 
 NODES = ["read", "pay", "send"]
 RUNS = 4  # at once
-
-
-@pytest.fixture
-def store(postgres: str) -> Iterator[Postgres]:
-    with Postgres(postgres) as opened:
-        yield opened
-
-
-@pytest.fixture
-def between(postgres: str) -> Iterator[Proxy]:
-    with proxy(split_schema(postgres)[0]) as found:
-        yield found
 
 
 class Desk:

@@ -30,19 +30,7 @@ from dspyer.stores.content import Content
 from dspyer.stores.postgres import Postgres, Schemas, split_address
 from dspyer.testing.store_samples import BLOB, OTHER_BLOB, append, begin, content, owner, row, rows
 from tests.rows import each
-from tests.stores.proxy import AFTER, BEFORE, Proxy, proxy
-
-
-@pytest.fixture
-def store(postgres: str) -> Iterator[Postgres]:
-    with Postgres(postgres) as opened:
-        yield opened
-
-
-@pytest.fixture
-def between(postgres: str) -> Iterator[Proxy]:
-    with proxy(split_address(postgres)[0]) as found:
-        yield found
+from tests.stores.proxy import AFTER, BEFORE, Proxy
 
 
 @pytest.fixture
